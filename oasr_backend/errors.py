@@ -1,0 +1,68 @@
+"""Every error that this package raises on purpose.
+
+OasrError                          a fault with a name; knows its Triton status code
+├── ConfigError (ValueError)       a server-side setting or checkpoint cannot be honoured
+│   └── CheckpointError            the model directory is incomplete or asks for what is not built
+├── InvalidRequestError (ValueError)   one request is wrong; the stream it names is unharmed
+│   └── UnknownStreamError (KeyError)  a continuation or END for a stream that is not open
+├── StreamStateError (ValueError)  a cache call out of order: double allocation, wrong shape
+├── StreamLimitError               no room for another stream now
+├── PoolExhaustedError (RuntimeError)  a pool has too few free units for an all-or-nothing request
+├── StreamCancelledError           the caller cancelled the request
+└── StepFailedError (RuntimeError) the batched step failed; its streams are closed
+
+`triton_code` is the name of the constant on `pb_utils.TritonError`.
+"""
+
+from __future__ import annotations
+
+
+class OasrError(Exception):
+    """Base of the tree. The message names the value, the limit and the remedy."""
+
+    triton_code = "INTERNAL"
+
+
+class ConfigError(OasrError, ValueError):
+    triton_code = "INVALID_ARG"
+
+
+class CheckpointError(ConfigError):
+    pass
+
+
+class InvalidRequestError(OasrError, ValueError):
+    triton_code = "INVALID_ARG"
+
+
+class UnknownStreamError(InvalidRequestError, KeyError):
+    # KeyError would show the message in quotes.
+    __str__ = Exception.__str__
+
+
+class StreamStateError(OasrError, ValueError):
+    pass
+
+
+class StreamLimitError(OasrError):
+    triton_code = "UNAVAILABLE"
+
+
+class PoolExhaustedError(OasrError, RuntimeError):
+    triton_code = "UNAVAILABLE"
+
+    def __init__(self, what: str, *, requested: int, free: int, total: int) -> None:
+        super().__init__(
+            f"{what} exhausted: requested {requested}, only {free} of {total} are free"
+        )
+        self.requested = requested
+        self.free = free
+        self.total = total
+
+
+class StreamCancelledError(OasrError):
+    triton_code = "CANCELLED"
+
+
+class StepFailedError(OasrError, RuntimeError):
+    pass
