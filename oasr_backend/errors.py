@@ -6,10 +6,12 @@ OasrError                          a fault with a name; knows its Triton status 
 ├── InvalidRequestError (ValueError)   one request is wrong; the stream it names is unharmed
 │   └── UnknownStreamError (KeyError)  a continuation or END for a stream that is not open
 ├── StreamStateError (ValueError)  a cache call out of order: double allocation, wrong shape
+│   └── StreamNotPreparedError (RuntimeError)  paged caches read before the first prepare
 ├── StreamLimitError               no room for another stream now
 ├── PoolExhaustedError (RuntimeError)  a pool has too few free units for an all-or-nothing request
 ├── StreamCancelledError           the caller cancelled the request
-└── StepFailedError (RuntimeError) the batched step failed; its streams are closed
+├── StepFailedError (RuntimeError) the batched step failed; its streams are closed
+└── ServerError (RuntimeError)      a tritonserver process cannot be started or ended too early
 
 `triton_code` is the name of the constant on `pb_utils.TritonError`.
 """
@@ -44,6 +46,10 @@ class StreamStateError(OasrError, ValueError):
     pass
 
 
+class StreamNotPreparedError(StreamStateError, RuntimeError):
+    pass
+
+
 class StreamLimitError(OasrError):
     triton_code = "UNAVAILABLE"
 
@@ -65,4 +71,8 @@ class StreamCancelledError(OasrError):
 
 
 class StepFailedError(OasrError, RuntimeError):
+    pass
+
+
+class ServerError(OasrError, RuntimeError):
     pass
