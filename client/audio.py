@@ -1,0 +1,80 @@
+"""Audio files as the server wants them: mono float32 at 16 kHz, cut into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+from oasr_client.errors import InvalidAudioError
+
+SAMPLE_RATE_HZ = 16000
+_RAW_SUBTYPES = {"pcm16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
+
+Mono = npt.NDArray[np.float32]
+
+
+def read_audio(path: str | Path) -> Mono:
+    """Any file, rate and channel count that libsndfile reads. Raises InvalidAudioError."""
+    return _read(path)
+
+
+def read_raw(
+    path: str | Path,
+    encoding: Literal["pcm16", "mulaw", "alaw"] = "pcm16",
+    *,
+    sample_rate_hz: int = SAMPLE_RATE_HZ,
+    channels: int = 1,
+) -> Mono:
+    """A file without a header, little-endian. Raises InvalidAudioError."""
+    if encoding not in _RAW_SUBTYPES:
+        raise InvalidAudioError(
+            f"raw encoding {encoding!r} is unknown; use one of {', '.join(_RAW_SUBTYPES)}"
+        )
+    return _read(
+        path,
+        format="RAW",
+        subtype=_RAW_SUBTYPES[encoding],
+        samplerate=sample_rate_hz,
+        channels=channels,
+        endian="LITTLE",
+    )
+
+
+def to_mono_16k(samples_NC: npt.NDArray[Any], sample_rate_hz: int) -> Mono:
+    """Averages the channels of floats in [-1, 1] and resamples with soxr's HQ filter."""
+    mono = samples_NC.mean(axis=1, dtype=np.float32) if samples_NC.ndim == 2 else samples_NC
+    mono = np.ascontiguousarray(mono, dtype=np.float32)
+    if sample_rate_hz == SAMPLE_RATE_HZ or mono.size == 0:
+        return mono
+    return np.asarray(soxr.resample(mono, sample_rate_hz, SAMPLE_RATE_HZ, quality="HQ"))
+
+
+def iter_chunks(samples: npt.NDArray[Any], chunk_ms: float) -> Iterator[npt.NDArray[Any]]:
+    """Views of `chunk_ms` milliseconds, the last one shorter; one empty view of no samples."""
+    chunk_samples = round(chunk_ms * SAMPLE_RATE_HZ / 1000)
+    if chunk_samples < 1:
+        raise InvalidAudioError(f"chunk_ms is {chunk_ms}, it must be at least 0.0625 (one sample)")
+    for start in range(0, max(samples.size, 1), chunk_samples):
+        yield samples[start : start + chunk_samples]
+
+
+def seconds(num_samples: int) -> float:
+    return num_samples / SAMPLE_RATE_HZ
+
+
+def _read(path: str | Path, **raw: Any) -> Mono:
+    if not Path(path).is_file():
+        raise InvalidAudioError(f"{path}: no such file; check the path")
+    try:
+        samples_NC, rate_hz = soundfile.read(path, dtype="float32", always_2d=True, **raw)
+    except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
+        raise InvalidAudioError(
+            f"{path}: not readable as audio ({error}); convert it to WAV or FLAC, "
+            "or name its raw encoding"
+        ) from error
+    return to_mono_16k(samples_NC, rate_hz)
