@@ -1,0 +1,245 @@
+"""The samples of one stream on their way into encoder windows of fixed size.
+
+    samples  |--------------------- window_samples ---------------------|
+             |---------------- stride_samples -----------------|
+                                                               |-- next window ...
+
+Consecutive windows overlap by the encoder's right context, so nothing is carried over but samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from oasr_backend.errors import ConfigError, StreamStateError
+
+Samples = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WindowGeometry:
+    """How samples become feature frames, and frames become encoder windows.
+
+    `min_frames` is the fewest feature frames that give one encoder frame; every further
+    `subsampling` frames give one more.
+    """
+
+    window_frames: int
+    stride_frames: int
+    min_frames: int = 7
+    subsampling: int = 4
+    frame_length_samples: int = 400
+    frame_shift_samples: int = 160
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a window that would skip frames or yield no encoder frame."""
+        if min(self.stride_frames, self.subsampling, self.frame_shift_samples) < 1:
+            raise ConfigError(
+                f"stride of {self.stride_frames} frames, subsampling {self.subsampling} and frame "
+                f"shift of {self.frame_shift_samples} samples must each be at least 1; raise them"
+            )
+        if self.frame_length_samples < self.frame_shift_samples:
+            raise ConfigError(
+                f"frame of {self.frame_length_samples} samples is shorter than its shift of "
+                f"{self.frame_shift_samples}; lengthen the frame"
+            )
+        if not max(self.min_frames, self.stride_frames) <= self.window_frames:
+            raise ConfigError(
+                f"window of {self.window_frames} frames is shorter than its stride of "
+                f"{self.stride_frames} or the minimum of {self.min_frames}; lengthen the window"
+            )
+        if self.min_frames < 1 or self.stride_frames % self.subsampling:
+            raise ConfigError(
+                f"stride of {self.stride_frames} frames is no multiple of subsampling "
+                f"{self.subsampling}, or min_frames {self.min_frames} is below 1; change them"
+            )
+
+    @classmethod
+    def for_chunk(
+        cls, chunk_frames: int, *, subsampling: int = 4, right_context: int = 6
+    ) -> WindowGeometry:
+        """The window of a WeNet encoder that emits `chunk_frames` encoder frames at a time."""
+        return cls(
+            window_frames=(chunk_frames - 1) * subsampling + right_context + 1,
+            stride_frames=chunk_frames * subsampling,
+            min_frames=right_context + 1,
+            subsampling=subsampling,
+        )
+
+    @property
+    def window_samples(self) -> int:
+        return self.num_samples(self.window_frames)
+
+    @property
+    def stride_samples(self) -> int:
+        return self.stride_frames * self.frame_shift_samples
+
+    def num_samples(self, num_frames: int) -> int:
+        """Samples under `num_frames` >= 1 consecutive feature frames."""
+        return self.frame_length_samples + (num_frames - 1) * self.frame_shift_samples
+
+    def num_frames(self, num_samples: int) -> int:
+        """Whole feature frames in `num_samples`."""
+        if num_samples < self.frame_length_samples:
+            return 0
+        return (num_samples - self.frame_length_samples) // self.frame_shift_samples + 1
+
+    def num_encoder_frames(self, num_frames: int) -> int:
+        """Encoder frames that come out of `num_frames` valid feature frames of one window."""
+        if num_frames < self.min_frames:
+            return 0
+        return (num_frames - self.min_frames) // self.subsampling + 1
+
+
+class AudioBuffer:
+    """Cuts one stream into windows; the result doesn't depend on how the samples arrive.
+
+    Holds only samples that a later window needs. `_samples[_start:_end]` are those from the
+    start of the next window on.
+    """
+
+    def __init__(self, geometry: WindowGeometry, *, initial_capacity: int | None = None) -> None:
+        """`initial_capacity` in samples, by default two windows; the buffer grows beyond it."""
+        self.geometry = geometry
+        self._min_capacity = max(1, initial_capacity or 2 * geometry.window_samples)
+        self._samples: Samples = np.empty(self._min_capacity, dtype=np.float32)
+        self._start = 0
+        self._end = 0
+        self._heard_samples = 0
+        self._popped_windows = 0
+        self._is_finished = False
+        self._has_tail_padding = False
+
+    @property
+    def heard_samples(self) -> int:
+        """Samples accepted since the stream began; padding doesn't count."""
+        return self._heard_samples
+
+    @property
+    def buffered_samples(self) -> int:
+        return self._end - self._start
+
+    @property
+    def popped_windows(self) -> int:
+        return self._popped_windows
+
+    @property
+    def is_finished(self) -> bool:
+        return self._is_finished
+
+    @property
+    def num_ready_windows(self) -> int:
+        """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
+        geometry = self.geometry
+        if not self._is_finished:
+            return _count(self.buffered_samples, geometry.window_samples, geometry.stride_samples)
+        if self._has_tail_padding:
+            total = self._heard_samples // geometry.stride_samples + 1 if self._heard_samples else 0
+            return total - self._popped_windows
+        return _count(self._remaining_frames(), geometry.min_frames, geometry.stride_frames)
+
+    def accept(self, samples_S: Samples) -> None:
+        """Copies float32 samples in [-1, 1] of any number behind those already held.
+
+        Raises StreamStateError after `finish`, or for another shape or dtype.
+        """
+        if self._is_finished:
+            raise StreamStateError(
+                f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
+            )
+        if samples_S.ndim != 1 or samples_S.dtype != np.float32:
+            raise StreamStateError(
+                f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
+                "pass one-dimensional float32"
+            )
+        self._make_room(samples_S.size)
+        self._samples[self._end : self._end + samples_S.size] = samples_S
+        self._end += samples_S.size
+        self._heard_samples += samples_S.size
+
+    def finish(self, *, tail_padding: bool) -> None:
+        """Marks the end of the stream.
+
+        Without tail padding the last window may be partly valid, as in WeNet's chunk loop. With
+        it, one window of silence follows the last sample, if there was any, and every window is
+        fully valid. Raises StreamStateError when called twice.
+        """
+        if self._is_finished:
+            raise StreamStateError("the stream has already ended; finish it once")
+        self._is_finished = True
+        self._has_tail_padding = tail_padding
+
+    def pop_window(self, into: Samples) -> int:
+        """Writes the next window into a float32 row of `window_samples` and moves on by a stride.
+
+        Returns the number of valid feature frames; samples after the last of them are zero.
+        Raises StreamStateError, and moves nothing, if no window is ready or the row doesn't fit.
+        """
+        if into.shape != (self.geometry.window_samples,) or into.dtype != np.float32:
+            raise StreamStateError(
+                f"window row is {into.dtype} of shape {into.shape}; "
+                f"pass float32 of shape ({self.geometry.window_samples},)"
+            )
+        if self.num_ready_windows < 1:
+            raise StreamStateError(
+                f"no window is ready: {self.buffered_samples} of {self.geometry.window_samples} "
+                "samples are held; wait for num_ready_windows > 0"
+            )
+        num_frames = self._next_window_frames()
+        num_copied = min(self.buffered_samples, self.geometry.num_samples(num_frames))
+        into[:num_copied] = self._samples[self._start : self._start + num_copied]
+        into[num_copied:] = 0.0
+        self._start = min(self._start + self.geometry.stride_samples, self._end)
+        self._popped_windows += 1
+        return num_frames
+
+    def check_integrity(self) -> None:
+        """Raises StreamStateError unless counters and held samples agree."""
+        released = min(self._popped_windows * self.geometry.stride_samples, self._heard_samples)
+        if not 0 <= self._start <= self._end <= self._samples.size:
+            raise StreamStateError(
+                f"held range {self._start}..{self._end} leaves the buffer of {self._samples.size} "
+                "samples; close the stream"
+            )
+        if self.buffered_samples != self._heard_samples - released:
+            raise StreamStateError(
+                f"{self.buffered_samples} samples are held, but {self._heard_samples} were heard "
+                f"and {released} released; close the stream"
+            )
+        if self.num_ready_windows < 0:
+            raise StreamStateError(
+                f"{self._popped_windows} windows were popped, more than the stream has; close it"
+            )
+
+    def _remaining_frames(self) -> int:
+        popped_frames = self._popped_windows * self.geometry.stride_frames
+        return self.geometry.num_frames(self._heard_samples) - popped_frames
+
+    def _next_window_frames(self) -> int:
+        if self._is_finished and not self._has_tail_padding:
+            return min(self.geometry.window_frames, self._remaining_frames())
+        return self.geometry.window_frames
+
+    def _make_room(self, num_samples: int) -> None:
+        """Room for `num_samples` at the end, at a constant cost per sample over time.
+
+        Held samples move to the front only if that frees half the buffer; else it is replaced.
+        A buffer that a burst made large is given back at the next move.
+        """
+        if self._end + num_samples <= self._samples.size:
+            return
+        needed = self.buffered_samples + num_samples
+        held_S = self._samples[self._start : self._end]
+        capacity = max(self._min_capacity, 2 * needed)
+        if not capacity <= self._samples.size <= 2 * capacity:
+            self._samples = np.empty(capacity, dtype=np.float32)
+        self._samples[: held_S.size] = held_S
+        self._start, self._end = 0, held_S.size
+
+
+def _count(available: int, first: int, step: int) -> int:
+    """How many windows of `first` units, each `step` later, fit into `available` units."""
+    return (available - first) // step + 1 if available >= first else 0

@@ -1,0 +1,217 @@
+"""Windows depend on the samples only, never on how they arrive."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oasr_backend.errors import ConfigError, StreamStateError
+from oasr_backend.features.audio_buffer import AudioBuffer, WindowGeometry
+
+Samples = npt.NDArray[np.float32]
+Window = tuple[Samples, int]
+
+SMALL = WindowGeometry(
+    window_frames=9,
+    stride_frames=8,
+    min_frames=3,
+    subsampling=2,
+    frame_length_samples=5,
+    frame_shift_samples=2,
+)
+USUAL = WindowGeometry.for_chunk(16)
+
+
+def noise(num_samples: int, seed: int = 0) -> Samples:
+    return np.random.default_rng(seed).standard_normal(num_samples).astype(np.float32)
+
+
+def pop_ready(buffer: AudioBuffer) -> list[Window]:
+    windows = []
+    for _ in range(buffer.num_ready_windows):
+        row = np.full(buffer.geometry.window_samples, np.nan, dtype=np.float32)
+        windows.append((row, buffer.pop_window(row)))
+        buffer.check_integrity()
+    assert buffer.num_ready_windows == 0
+    return windows
+
+
+def cut(
+    geometry: WindowGeometry, samples: Samples, sizes: list[int], *, tail_padding: bool
+) -> list[Window]:
+    """All windows of a stream whose samples arrive in pieces of `sizes` and then the rest."""
+    buffer = AudioBuffer(geometry)
+    windows = []
+    for piece in np.split(samples, np.cumsum(sizes)):
+        buffer.accept(piece)
+        buffer.check_integrity()
+        windows += pop_ready(buffer)
+    buffer.finish(tail_padding=tail_padding)
+    buffer.check_integrity()
+    assert buffer.heard_samples == samples.size
+    return windows + pop_ready(buffer)
+
+
+def obvious_windows(
+    geometry: WindowGeometry, samples: Samples, *, tail_padding: bool
+) -> list[Window]:
+    """The rule in words: pad or not, then walk over feature frames as WeNet's loop does."""
+    if tail_padding and samples.size:
+        samples = np.concatenate([samples, np.zeros(geometry.window_samples, np.float32)])
+    total = geometry.num_frames(samples.size)
+    shortest = geometry.window_frames if tail_padding else geometry.min_frames
+    windows = []
+    for first in range(0, total - shortest + 1, geometry.stride_frames):
+        valid = min(geometry.window_frames, total - first)
+        row = np.zeros(geometry.window_samples, np.float32)
+        begin = first * geometry.frame_shift_samples
+        num_samples = geometry.num_samples(valid)
+        row[:num_samples] = samples[begin : begin + num_samples]
+        windows.append((row, valid))
+    return windows
+
+
+def assert_same(left: list[Window], right: list[Window]) -> None:
+    assert [valid for _, valid in left] == [valid for _, valid in right]
+    for (left_row, _), (right_row, _) in zip(left, right, strict=True):
+        assert left_row.tobytes() == right_row.tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    num_samples=st.integers(0, 120),
+    sizes=st.lists(st.integers(0, 40), max_size=8),
+    tail_padding=st.booleans(),
+)
+def test_any_cutting_gives_the_windows_of_the_obvious_rule(
+    num_samples: int, sizes: list[int], tail_padding: bool
+) -> None:
+    samples = noise(num_samples)
+    expected = obvious_windows(SMALL, samples, tail_padding=tail_padding)
+    assert_same(cut(SMALL, samples, sizes, tail_padding=tail_padding), expected)
+
+
+@pytest.mark.parametrize("tail_padding", [False, True])
+def test_sixty_seconds_at_once_equal_pieces_and_single_samples(tail_padding: bool) -> None:
+    samples = noise(60 * 16000)
+    whole = cut(USUAL, samples, [], tail_padding=tail_padding)
+    assert_same(whole, obvious_windows(USUAL, samples, tail_padding=tail_padding))
+    assert_same(whole, cut(USUAL, samples, [1600] * 599, tail_padding=tail_padding))
+    single = samples[:40000]
+    assert_same(
+        cut(USUAL, single, [1] * 39999, tail_padding=tail_padding),
+        cut(USUAL, single, [], tail_padding=tail_padding),
+    )
+
+
+def test_the_usual_window_is_that_of_wenet() -> None:
+    assert (USUAL.window_frames, USUAL.stride_frames, USUAL.min_frames) == (67, 64, 7)
+    assert (USUAL.window_samples, USUAL.stride_samples) == (10960, 10240)
+
+
+def test_encoder_frames_follow_two_convolutions_of_stride_two() -> None:
+    for num_frames in range(7, 200):
+        expected = ((num_frames - 1) // 2 - 1) // 2
+        assert USUAL.num_encoder_frames(num_frames) == expected
+    assert USUAL.num_encoder_frames(6) == 0
+
+
+def test_a_stream_without_samples_has_no_windows() -> None:
+    for tail_padding in (False, True):
+        assert cut(USUAL, noise(0), [], tail_padding=tail_padding) == []
+
+
+def test_one_sample_is_heard_with_tail_padding_only() -> None:
+    assert cut(USUAL, noise(1), [], tail_padding=False) == []
+    [(row, valid)] = cut(USUAL, noise(1), [], tail_padding=True)
+    assert valid == 67
+    assert row[0] == noise(1)[0]
+    assert not row[1:].any()
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_samples=st.integers(1, 200))
+def test_tail_padding_lets_a_full_window_end_after_the_last_sample(num_samples: int) -> None:
+    samples = noise(num_samples)
+    windows = cut(SMALL, samples, [], tail_padding=True)
+    assert all(valid == SMALL.window_frames for _, valid in windows)
+    last_start = (len(windows) - 1) * SMALL.stride_samples
+    assert last_start <= num_samples < last_start + SMALL.stride_samples
+
+
+def test_released_samples_do_not_pile_up() -> None:
+    buffer = AudioBuffer(SMALL)
+    for seed in range(300):
+        buffer.accept(noise(7, seed))
+        pop_ready(buffer)
+        assert buffer.buffered_samples < SMALL.window_samples
+        assert buffer._samples.size <= 4 * SMALL.window_samples
+
+
+def test_a_burst_is_given_back_after_it_was_read() -> None:
+    buffer = AudioBuffer(SMALL)
+    buffer.accept(noise(100_000))
+    pop_ready(buffer)
+    for seed in range(20_000):
+        buffer.accept(noise(7, seed))
+        pop_ready(buffer)
+    assert buffer._samples.size <= 4 * SMALL.window_samples
+
+
+def test_the_caller_may_reuse_its_array() -> None:
+    buffer = AudioBuffer(SMALL)
+    samples = noise(SMALL.window_samples)
+    kept = samples.copy()
+    buffer.accept(samples)
+    samples[:] = 0.0
+    [(row, _)] = pop_ready(buffer)
+    assert np.array_equal(row, kept)
+
+
+def test_misuse_is_refused_and_changes_nothing() -> None:
+    buffer = AudioBuffer(SMALL)
+    row = np.zeros(SMALL.window_samples, np.float32)
+    with pytest.raises(StreamStateError, match="no window is ready"):
+        buffer.pop_window(row)
+    with pytest.raises(StreamStateError, match="int16"):
+        buffer.accept(np.zeros(3, np.int16))
+    with pytest.raises(StreamStateError, match="shape"):
+        buffer.accept(np.zeros((1, 3), np.float32))
+    buffer.accept(noise(SMALL.window_samples))
+    with pytest.raises(StreamStateError, match="window row"):
+        buffer.pop_window(row[:-1])
+    assert buffer.num_ready_windows == 1
+    buffer.finish(tail_padding=False)
+    with pytest.raises(StreamStateError, match="after the end"):
+        buffer.accept(noise(1))
+    with pytest.raises(StreamStateError, match="already ended"):
+        buffer.finish(tail_padding=True)
+    assert buffer.is_finished
+    assert len(pop_ready(buffer)) == 1
+
+
+def test_integrity_notices_a_lost_sample() -> None:
+    buffer = AudioBuffer(SMALL)
+    buffer.accept(noise(4))
+    buffer._end -= 1
+    with pytest.raises(StreamStateError, match="3 samples are held, but 4 were heard"):
+        buffer.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stride_frames": 68},
+        {"stride_frames": 0},
+        {"stride_frames": 62},
+        {"min_frames": 70},
+        {"min_frames": 0},
+        {"frame_length_samples": 100},
+    ],
+)
+def test_a_window_that_loses_frames_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        WindowGeometry(**{"window_frames": 67, "stride_frames": 64, **changes})
