@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oasr_backend.config import OVERRIDES_VARIABLE
 from oasr_backend.serve.embedded import TritonInstall, prepare_backend_directory
 from oasr_backend.serve.overrides import (
-    OVERRIDES_VARIABLE,
     encode_overrides,
     inherited_overrides,
 )

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from oasr_backend.config import OVERRIDES_VARIABLE
 from oasr_backend.errors import ConfigError
 
-OVERRIDES_VARIABLE = "OASR_BACKEND_OVERRIDES"
 CHECKPOINT_KEY = "checkpoint_dir"
 DEVICE_KEY = "device"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -33,6 +34,8 @@ _POLL_S = 0.1
 _KILL_POLL_S = 0.01
 _KILL_WAIT_S = 2.0
 _LOG_TAIL_LINES = 30
+_CAUSE_SEARCH_LINES = 1_000
+_LOG_LEVEL = re.compile(r"[IWEF]\d{4} |error:|Error:")
 # Requests to the server on this machine never go through a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -80,6 +83,11 @@ class TritonServer:
         return f"http://{reachable_host(self.settings.host)}:{self.settings.metrics_port}/metrics"
 
     @property
+    def is_started(self) -> bool:
+        """Whether there is a process, running or ended."""
+        return self._process is not None
+
+    @property
     def pid(self) -> int:
         """Process id, also the id of the process group. Raises ServerError before the start."""
         return self._started().pid
@@ -122,7 +130,12 @@ class TritonServer:
             time.sleep(_POLL_S)
 
     def is_ready(self) -> bool:
-        paths = [f"models/{name}/ready" for name in model_names(self.settings.model_repository)]
+        """Whether the server answers and every model of the repository is loaded."""
+        names = model_names(self.settings.model_repository)
+        # With explicit control only the models named by --load-model are loaded.
+        if any(flag.startswith("--model-control-mode") for flag in self.settings.extra_flags):
+            names = []
+        paths = [f"models/{name}/ready" for name in names]
         return all(self._answers_ok(path) for path in ["health/ready", *paths])
 
     def send_signal(self, number: int) -> None:
@@ -194,8 +207,10 @@ class TritonServer:
             return False
 
     def _failure(self, what: str) -> str:
-        where = f"; its log is {self.log_path}, the end of it:" if self.log_path else ""
-        return "\n".join(filter(None, [f"tritonserver {what}{where}", self.log_tail()]))
+        if self.log_path is None:
+            return f"tritonserver {what}; see its output"
+        cause = error_lines(self.log_tail(_CAUSE_SEARCH_LINES)) or self.log_tail()
+        return f"tritonserver {what}; its log is {self.log_path}:\n{cause}"
 
     def _clear_up(self) -> None:
         process = self._started()
@@ -204,21 +219,42 @@ class TritonServer:
         remove_regions(self.settings.shm_prefix)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the group of a process, then wait until nobody is left in it.
+def error_lines(log: str) -> str:
+    """The errors of a Triton log with the lines that belong to them, such as tracebacks."""
+    kept, in_error = [], False
+    for line in log.splitlines():
+        if _LOG_LEVEL.match(line):
+            in_error = line.startswith(("E", "error:"))
+        elif line.startswith(("+--", "| ")):
+            in_error = False
+        if in_error and line.strip():
+            kept.append(line)
+    return "\n".join(kept[-_LOG_TAIL_LINES:])
 
-    The wait is short and bounded: what it waits for is the kernel, or a first process of a
-    container that reaps no children.
-    """
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to the group of a process, then a bounded wait until nobody in it runs."""
     deadline_s = time.monotonic() + _KILL_WAIT_S
-    while time.monotonic() < deadline_s:
-        try:
+    with contextlib.suppress(ProcessLookupError):
+        while True:
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            break
-        process.poll()
-        time.sleep(_KILL_POLL_S)
+            process.poll()
+            if not running_in_group(process.pid) or time.monotonic() > deadline_s:
+                break
+            time.sleep(_KILL_POLL_S)
     process.wait()
+
+
+def running_in_group(group_id: int) -> list[int]:
+    """Ids of the processes of a group, without zombies: those only wait for a parent to look."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The command name before the last parenthesis may itself hold spaces.
+            state, _, group, *_ = entry.read_text().rpartition(")")[2].split()
+            if int(group) == group_id and state not in "ZX":
+                found.append(int(entry.parent.name))
+    return found
 
 
 def local_settings(

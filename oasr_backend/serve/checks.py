@@ -1,0 +1,188 @@
+"""What commonly keeps the server from starting or answering, each with its remedy.
+
+Every check returns the problems that it finds, so that all of them can be shown at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import importlib.util
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from oasr_backend.serve.command import SHM_REGION_BYTES, ServerSettings
+from oasr_backend.serve.embedded import (
+    LIBPYTHON_NAME,
+    PYTHON_TAG,
+    TritonInstall,
+    find_libpython,
+)
+from oasr_backend.serve.overrides import CHECKPOINT_KEY
+from oasr_backend.serve.ports import bind_error
+from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
+from oasr_backend.serve.shm import SHM_DIRECTORY
+
+# Room for one request in shared memory: 1 s of FP32 samples at 16 kHz.
+REQUEST_BYTES = 16_000 * 4
+# A checkpoint folder in WeNet's layout.
+CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`name` is stable and short (`--skip-check NAME`); the texts are one line each."""
+
+    name: str
+    message: str
+    remedy: str
+
+
+def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
+    """Run every check for this server with these settings."""
+    problems = [*check_numpy(), *check_torch(), *check_libpython(install), *check_stub(install)]
+    problems += check_ports(settings.host, settings.ports)
+    problems += check_model_repository(settings.model_repository)
+    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    problems += check_checkpoints(configs, settings.overrides)
+    problems += check_shared_memory(shared_memory_need_bytes(configs))
+    return problems
+
+
+def check_numpy(version: str | None = None) -> list[Problem]:
+    """numpy 2 loses outputs without a warning. `version` None: the installed one."""
+    if version is None:
+        try:
+            version = importlib.metadata.version("numpy")
+        except importlib.metadata.PackageNotFoundError:
+            return [Problem("numpy", "numpy is not installed", "run `pip install 'numpy<2'`")]
+    if int(version.partition(".")[0]) < 2:
+        return []
+    message = f"numpy {version} is installed; with numpy 2 this Triton sends every output empty"
+    return [Problem("numpy", message, "run `pip install 'numpy<2'`")]
+
+
+def check_torch() -> list[Problem]:
+    if importlib.util.find_spec("torch") is not None:
+        return []
+    return [Problem("torch", "PyTorch is not installed", "run `pip install 'torch>=2.4'`")]
+
+
+def check_libpython(install: TritonInstall) -> list[Problem]:
+    """The embedded server's stub is linked against the shared library of its Python."""
+    if install.wheel_root is None or find_libpython() is not None:
+        return []
+    remedy = (
+        f"install the package libpython{PYTHON_TAG} (Debian, Ubuntu) or use a Python that was "
+        "built with --enable-shared"
+    )
+    return [Problem("libpython", f"{LIBPYTHON_NAME} of the running Python is missing", remedy)]
+
+
+def check_stub(install: TritonInstall) -> list[Problem]:
+    if install.stub is None or install.stub.is_file():
+        return []
+    stubs = install.stub.parents[1]
+    versions = sorted(path.name for path in stubs.iterdir()) if stubs.is_dir() else []
+    known = ", ".join(versions) or "none"
+    message = f"the embedded tritonserver has no stub for Python {PYTHON_TAG} (it has: {known})"
+    remedy = "use one of those Python versions, or `pip install nvidia-pytriton==0.7.0` again"
+    return [Problem("stub", message, remedy)]
+
+
+def check_ports(host: str, ports: Mapping[str, int]) -> list[Problem]:
+    """`ports` are keyed by the flag that sets them."""
+    problems = [
+        Problem("port", f"port {port} is given {count} times", "give each service its own port")
+        for port, count in Counter(ports.values()).items()
+        if count > 1
+    ]
+    for flag, port in ports.items():
+        error = bind_error(host, port)
+        if error is not None:
+            problems.append(_port_problem(f"{host}:{port}", flag, error))
+    return problems
+
+
+def _port_problem(address: str, flag: str, error: OSError) -> Problem:
+    if error.errno == errno.EADDRINUSE:
+        remedy = f"stop what listens there or choose another port with {flag}"
+        return Problem("port", f"{address} ({flag}) is in use", remedy)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        remedy = f"choose a port above 1023 with {flag}"
+        return Problem("port", f"{address} ({flag}) may not be opened by this user", remedy)
+    reason = error.strerror or str(error)
+    remedy = f"give an address of this machine with --host and a port with {flag}"
+    return Problem("port", f"{address} ({flag}) cannot be opened: {reason}", remedy)
+
+
+def check_model_repository(repository: Path) -> list[Problem]:
+    remedy = "give the folder that holds oasr_streaming/ with --model-repository"
+    if not repository.is_dir():
+        message = f"the model repository {repository} is not a folder"
+        return [Problem("model-repository", message, remedy)]
+    directories = model_directories(repository)
+    if not directories:
+        message = f"no model in {repository}: no */config.pbtxt"
+        return [Problem("model-repository", message, remedy)]
+    return [
+        Problem(
+            "model-repository",
+            f"the model {directory.name} has a config.pbtxt but no version folder with a model.py",
+            f"copy the folder 1/ into {directory}",
+        )
+        for directory in directories
+        if not any(directory.glob("[0-9]*/model.py"))
+    ]
+
+
+def check_checkpoints(
+    configs: Sequence[ModelConfig], overrides: Mapping[str, str]
+) -> list[Problem]:
+    """The checkpoint of each model that has one; a relative path starts at the model's folder."""
+    given = overrides.get(CHECKPOINT_KEY)
+    values = [(item.directory, given or item.parameters.get(CHECKPOINT_KEY)) for item in configs]
+    folders = {folder / Path(value).expanduser() for folder, value in values if value}
+    return [problem for folder in sorted(folders) for problem in _checkpoint_problems(folder)]
+
+
+def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
+    remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES) + " by --checkpoint"
+    if not folder.is_dir():
+        yield Problem("checkpoint", f"the checkpoint folder {folder} does not exist", remedy)
+        return
+    missing = [name for name in CHECKPOINT_FILES if not _is_filled(folder / name)]
+    if missing:
+        message = f"the checkpoint {folder} lacks {', '.join(missing)} (absent or empty)"
+        yield Problem("checkpoint", message, remedy)
+
+
+def _is_filled(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def shared_memory_need_bytes(configs: Sequence[ModelConfig]) -> int:
+    """Bytes that full batches of every instance take: the first region, and its growth."""
+    return sum(
+        config.instance_count * (SHM_REGION_BYTES + config.max_batch_size * REQUEST_BYTES)
+        for config in configs
+    )
+
+
+def check_shared_memory(need_bytes: int, *, directory: Path = SHM_DIRECTORY) -> list[Problem]:
+    remedy = "start the container with `--shm-size=1g`, or remount /dev/shm with a larger size"
+    if not directory.is_dir():
+        return [Problem("shm", f"{directory} does not exist", remedy)]
+    status = os.statvfs(directory)
+    free_bytes = status.f_bavail * status.f_frsize
+    if free_bytes >= need_bytes:
+        return []
+    message = (
+        f"{directory} has {free_bytes // _MIB} MiB free, full batches need "
+        f"{-(-need_bytes // _MIB)} MiB"
+    )
+    return [Problem("shm", message, remedy)]

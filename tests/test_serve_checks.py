@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from oasr_backend.serve.checks import (
+    CHECKPOINT_FILES,
+    check_checkpoints,
+    check_libpython,
+    check_model_repository,
+    check_numpy,
+    check_ports,
+    check_shared_memory,
+    check_stub,
+    check_torch,
+    find_problems,
+    shared_memory_need_bytes,
+)
+from oasr_backend.serve.command import ServerSettings
+from oasr_backend.serve.embedded import TritonInstall, find_triton
+from oasr_backend.serve.ports import find_free_ports
+from oasr_backend.serve.repository import ModelConfig, read_model_config
+
+ECHO_REPOSITORY = Path(__file__).parent / "data" / "echo_repository"
+CONTAINER_SERVER = TritonInstall(Path("/opt/tritonserver/bin/tritonserver"))
+DOCKER_DEFAULT_SHM_BYTES = 64 << 20
+
+
+def _model(folder: Path, *, max_batch_size: int = 1024, checkpoint: str = "mine") -> ModelConfig:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.pbtxt").write_text(
+        f"""
+        # max_batch_size: 1
+        max_batch_size: {max_batch_size}
+        instance_group [ {{ kind: KIND_CPU count: 2 }} ]
+        parameters {{ key: "checkpoint_dir" value {{ string_value: "{checkpoint}" }} }}
+        parameters: {{ key: "device", value: {{ string_value: "cpu" }} }}
+        """
+    )
+    return read_model_config(folder)
+
+
+def _checkpoint(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in CHECKPOINT_FILES:
+        (folder / name).write_text("content")
+    return folder
+
+
+def _embedded_at(root: Path) -> TritonInstall:
+    return TritonInstall(root / "bin" / "tritonserver", wheel_root=root)
+
+
+def test_this_machine_passes_every_check() -> None:
+    http_port, grpc_port, metrics_port = find_free_ports(3)
+    settings = ServerSettings(
+        ECHO_REPOSITORY, http_port=http_port, grpc_port=grpc_port, metrics_port=metrics_port
+    )
+    assert find_problems(find_triton(), settings) == []
+
+
+def test_all_problems_are_found_in_one_go(tmp_path: Path) -> None:
+    _model(tmp_path / "repository" / "asr")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        settings = ServerSettings(
+            tmp_path / "repository",
+            http_port=listener.getsockname()[1],
+            overrides={"checkpoint_dir": str(tmp_path / "none")},
+        )
+        problems = find_problems(_embedded_at(tmp_path), settings)
+    names = {problem.name for problem in problems}
+    assert {"stub", "port", "model-repository", "checkpoint"} <= names
+    assert all("\n" not in problem.message + problem.remedy for problem in problems)
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "2.3.1", "10.0"])
+def test_numpy_2_is_a_problem(version: str) -> None:
+    (problem,) = check_numpy(version)
+    assert version in problem.message
+    assert "numpy<2" in problem.remedy
+
+
+def test_numpy_1_is_no_problem() -> None:
+    assert check_numpy("1.26.4") == []
+
+
+def test_missing_torch_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    (problem,) = check_torch()
+    assert "pip install 'torch" in problem.remedy
+
+
+def test_a_python_without_its_shared_library_is_a_problem_of_the_embedded_server_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oasr_backend.serve.embedded.LIBPYTHON_NAME", "libpython0.0.so.1.0")
+    (problem,) = check_libpython(_embedded_at(tmp_path))
+    assert "--enable-shared" in problem.remedy
+    assert check_libpython(CONTAINER_SERVER) == []
+
+
+def test_a_python_without_a_stub_is_told_which_versions_have_one(tmp_path: Path) -> None:
+    for version in ("3.0", "3.1"):
+        (tmp_path / "python_backend_stubs" / version).mkdir(parents=True)
+    (problem,) = check_stub(_embedded_at(tmp_path))
+    assert "3.0, 3.1" in problem.message
+    assert check_stub(CONTAINER_SERVER) == []
+
+
+def test_a_busy_port_names_the_port_and_its_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        (problem,) = check_ports("127.0.0.1", {"--grpc-port": port})
+    assert f"127.0.0.1:{port}" in problem.message
+    assert "--grpc-port" in problem.remedy
+
+
+def test_a_port_taken_on_every_address_is_busy_on_loopback_too() -> None:
+    with socket.create_server(("", 0)) as listener:
+        problems = check_ports("127.0.0.1", {"--http-port": listener.getsockname()[1]})
+    assert [problem.name for problem in problems] == ["port"]
+
+
+def test_one_port_for_two_services_is_a_problem() -> None:
+    (port,) = find_free_ports(1)
+    (problem,) = check_ports("127.0.0.1", {"--http-port": port, "--grpc-port": port})
+    assert f"port {port} is given 2 times" in problem.message
+
+
+def test_an_address_of_another_machine_is_a_problem() -> None:
+    (problem,) = check_ports("192.0.2.1", {"--http-port": 8000})
+    assert "--host" in problem.remedy
+
+
+def test_a_repository_that_is_no_folder_or_holds_no_model_is_a_problem(tmp_path: Path) -> None:
+    (missing,) = check_model_repository(tmp_path / "absent")
+    assert "is not a folder" in missing.message
+    (empty,) = check_model_repository(tmp_path)
+    assert "no model" in empty.message
+    assert check_model_repository(ECHO_REPOSITORY) == []
+
+
+def test_a_model_without_its_code_is_a_problem(tmp_path: Path) -> None:
+    shutil.copytree(ECHO_REPOSITORY, tmp_path / "repository")
+    (tmp_path / "repository" / "echo_sequence" / "1" / "model.py").unlink()
+    (problem,) = check_model_repository(tmp_path / "repository")
+    assert "echo_sequence" in problem.message
+
+
+def test_the_config_is_read_without_its_comments(tmp_path: Path) -> None:
+    config = _model(tmp_path / "asr", max_batch_size=12)
+    assert (config.name, config.max_batch_size, config.instance_count) == ("asr", 12, 2)
+    assert config.parameters == {"checkpoint_dir": "mine", "device": "cpu"}
+
+
+def test_the_checkpoint_of_the_config_lies_in_the_model_folder(tmp_path: Path) -> None:
+    config = _model(tmp_path / "asr")
+    (problem,) = check_checkpoints([config], {})
+    assert str(tmp_path / "asr" / "mine") in problem.message
+    _checkpoint(tmp_path / "asr" / "mine")
+    assert check_checkpoints([config], {}) == []
+
+
+def test_an_overridden_checkpoint_is_checked_instead_of_that_of_the_config(tmp_path: Path) -> None:
+    good = _checkpoint(tmp_path / "good")
+    assert check_checkpoints([_model(tmp_path / "asr")], {"checkpoint_dir": str(good)}) == []
+
+
+@pytest.mark.parametrize("name", CHECKPOINT_FILES)
+def test_an_absent_or_empty_checkpoint_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = _checkpoint(tmp_path / "good")
+    (folder / name).write_text("")
+    config = _model(tmp_path / "asr", checkpoint=str(folder))
+    (empty,) = check_checkpoints([config], {})
+    (folder / name).unlink()
+    (absent,) = check_checkpoints([config], {})
+    assert name in empty.message
+    assert empty == absent
+
+
+def test_the_default_shared_memory_of_a_container_is_too_small_for_full_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_bytes = shared_memory_need_bytes([_model(tmp_path / "asr")])
+    assert need_bytes > DOCKER_DEFAULT_SHM_BYTES
+    status = os.statvfs(tmp_path)
+    blocks = DOCKER_DEFAULT_SHM_BYTES // status.f_frsize
+    fields = list(status)
+    fields[4] = blocks
+    monkeypatch.setattr("os.statvfs", lambda _path: os.statvfs_result(fields))
+    (problem,) = check_shared_memory(need_bytes, directory=tmp_path)
+    assert "64 MiB free, full batches need 157 MiB" in problem.message
+    assert "--shm-size" in problem.remedy
+
+
+def test_more_shared_memory_than_the_machine_has_is_a_problem() -> None:
+    assert [problem.name for problem in check_shared_memory(1 << 60)] == ["shm"]
+    assert check_shared_memory(1) == []
+
+
+def test_the_need_of_shared_memory_grows_with_batch_and_instances(tmp_path: Path) -> None:
+    small = _model(tmp_path / "asr", max_batch_size=1)
+    large = replace(small, max_batch_size=100)
+    assert shared_memory_need_bytes([large]) > shared_memory_need_bytes([small])
+    doubled = replace(small, instance_count=2 * small.instance_count)
+    assert shared_memory_need_bytes([doubled]) == 2 * shared_memory_need_bytes([small])
+
+
+def test_a_machine_without_shared_memory_is_a_problem(tmp_path: Path) -> None:
+    (problem,) = check_shared_memory(1, directory=tmp_path / "absent")
+    assert "does not exist" in problem.message

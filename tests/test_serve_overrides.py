@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from oasr_backend.config import OVERRIDES_VARIABLE
+from oasr_backend.errors import ConfigError
+from oasr_backend.serve.command import ServerSettings, build_environment, format_command
+from oasr_backend.serve.embedded import TritonInstall
+from oasr_backend.serve.overrides import (
+    collect_overrides,
+    encode_overrides,
+    inherited_overrides,
+)
+
+CONTAINER_SERVER = TritonInstall(Path("/opt/tritonserver/bin/tritonserver"))
+
+
+def _settings(**overrides: str) -> ServerSettings:
+    return ServerSettings(model_repository=Path("repository"), overrides=overrides)
+
+
+def test_the_last_value_of_a_repeated_key_counts() -> None:
+    assert collect_overrides(["max_streams=4", "max_streams=8"]) == {"max_streams": "8"}
+
+
+def test_a_value_may_hold_an_equals_sign_or_be_empty() -> None:
+    assert collect_overrides(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
+
+
+@pytest.mark.parametrize("setting", ["max_streams", "=4", " =4", ""])
+def test_a_setting_that_is_not_key_value_is_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match="is not KEY=VALUE"):
+        collect_overrides([setting])
+
+
+def test_a_relative_checkpoint_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    overrides = collect_overrides([], checkpoint=Path("mine"), device="cpu")
+    assert overrides == {"checkpoint_dir": str(tmp_path / "mine"), "device": "cpu"}
+
+
+def test_one_setting_given_in_two_ways_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--checkpoint"):
+        collect_overrides(["checkpoint_dir=a"], checkpoint=Path("b"))
+    with pytest.raises(ConfigError, match="--device"):
+        collect_overrides(["device=cpu"], device="cuda")
+
+
+def test_overrides_survive_the_environment() -> None:
+    overrides = {"text": 'quotes " and \\ and ü', "max_streams": "8"}
+    environment = {OVERRIDES_VARIABLE: encode_overrides(overrides)}
+    assert inherited_overrides(environment) == overrides
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}'])
+def test_a_variable_that_is_no_object_of_strings_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=OVERRIDES_VARIABLE):
+        inherited_overrides({OVERRIDES_VARIABLE: text})
+
+
+def test_command_line_overrides_win_over_inherited_ones() -> None:
+    inherited = {OVERRIDES_VARIABLE: '{"a": "1", "b": "2"}'}
+    environment = build_environment(CONTAINER_SERVER, _settings(b="3"), inherited)
+    assert json.loads(environment[OVERRIDES_VARIABLE]) == {"a": "1", "b": "3"}
+
+
+def test_the_variable_is_absent_when_nothing_is_overridden() -> None:
+    assert OVERRIDES_VARIABLE not in build_environment(CONTAINER_SERVER, _settings(), {})
+
+
+def test_the_running_python_comes_first_on_path() -> None:
+    environment = build_environment(CONTAINER_SERVER, _settings(), {"PATH": "/usr/bin"})
+    assert environment["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+def test_a_printed_command_quotes_what_a_shell_would_split() -> None:
+    environment = build_environment(CONTAINER_SERVER, _settings(name="two words"))
+    line = format_command(["tritonserver", "--flag=a b"], environment)
+    assert """OASR_BACKEND_OVERRIDES='{"name": "two words"}'""" in line
+    assert line.endswith("tritonserver '--flag=a b'")
