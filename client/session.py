@@ -27,6 +27,7 @@ from oasr_client.wire import ChunkRequest, OptionValue, Reply, Samples, Sequence
 
 SAMPLE_RATE_HZ = 16000
 MAX_SEQUENCE_ID = 2**63 - 1
+REPLAY_PIECE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,9 @@ class KeptAudio:
 
     def append(self, chunk: Samples) -> None:
         self.num_samples += chunk.size
-        self.chunks = [*self.chunks, chunk] if self.is_whole else []
+        self.chunks.append(chunk)
+        if not self.is_whole:
+            self.chunks.clear()
 
 
 class Session:
@@ -160,8 +163,9 @@ class Session:
             )
 
     def _until_answered(self, chunk: Samples, *, is_last: bool) -> Exchange:
+        unsent = [chunk]
         while True:
-            request = self._request(chunk, is_last=is_last)
+            request = self._request(unsent[0], is_last=is_last and len(unsent) == 1)
             sent_s = time.perf_counter()
             try:
                 outcome = yield request
@@ -169,9 +173,12 @@ class Session:
                 self._closed_because = "cancelled"
                 raise
             if isinstance(outcome, Reply):
-                return self._accept(outcome, request, time.perf_counter() - sent_s)
-            if isinstance(outcome, ClientError):
-                pause_s, chunk = self._recover(outcome, request)
+                update = self._accept(outcome, request, time.perf_counter() - sent_s)
+                unsent.pop(0)
+                if not unsent:
+                    return update
+            elif isinstance(outcome, ClientError):
+                pause_s, unsent = self._recover(outcome, request, unsent)
                 yield Pause(pause_s)
 
     def _request(self, chunk: Samples, *, is_last: bool) -> ChunkRequest:
@@ -191,13 +198,15 @@ class Session:
         text = join_texts(self._earlier_text, reply.text)
         return StreamUpdate(text, request.is_end, reply.result, latency_s, self._segment)
 
-    def _recover(self, error: ClientError, request: ChunkRequest) -> tuple[float, Samples]:
-        """Seconds to wait and the chunk to send then; raises `error` when it must be told."""
+    def _recover(
+        self, error: ClientError, request: ChunkRequest, unsent: list[Samples]
+    ) -> tuple[float, list[Samples]]:
+        """Seconds to wait and what to send then; raises `error` when it must be told."""
         if request.is_start and self._may_start_again(error):
             self._num_starts_failed += 1
-            return self._policy.pause_s(self._num_starts_failed - 1), request.samples
+            return self._policy.pause_s(self._num_starts_failed - 1), unsent
         if not request.is_start and self._may_restart(error):
-            return 0.0, self._restart_with(request.samples)
+            return 0.0, self._restart_with(unsent)
         self._note_failure(error)
         raise error
 
@@ -209,16 +218,16 @@ class Session:
         is_loss = isinstance(error, (StreamLostError, ServerUnavailableError))
         return is_loss and self._num_restarts < self._policy.max_restarts
 
-    def _restart_with(self, chunk: Samples) -> Samples:
+    def _restart_with(self, unsent: list[Samples]) -> list[Samples]:
         self._num_restarts += 1
         self._is_started = False
         if self._kept.is_whole:
-            chunk = np.concatenate([*self._kept.chunks, chunk])
+            unsent = in_pieces([*self._kept.chunks, *unsent])
         else:
             self._earlier_text = join_texts(self._earlier_text, self._text)
             self._segment += 1
         self._kept = self._new_kept()
-        return chunk
+        return unsent
 
     def _note_failure(self, error: ClientError) -> None:
         if isinstance(error, RequestRejectedError):
@@ -251,6 +260,13 @@ def check_options(options: Mapping[str, OptionValue]) -> None:
             raise RequestRejectedError(
                 f"option {name} is {type(value).__name__}; use a bool, int, float or string"
             )
+
+
+def in_pieces(chunks: list[Samples]) -> list[Samples]:
+    """The same samples in requests that stay well within a deadline; at least one piece."""
+    joined = np.concatenate(chunks)
+    step = round(REPLAY_PIECE_S * SAMPLE_RATE_HZ)
+    return [joined[start : start + step] for start in range(0, max(joined.size, 1), step)]
 
 
 def random_id() -> int:

@@ -1,0 +1,4 @@
+from oasr_client.cli import main
+
+if __name__ == "__main__":
+    main()

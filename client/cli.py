@@ -1,0 +1,223 @@
+"""`oasr-client`: recordings or the microphone to text.
+
+Exit status: 0 all went well, 1 a source failed, 2 the command line is wrong, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from oasr_client.audio import Mono, read_audio, read_raw
+from oasr_client.batch import Batch, transcribe_files, transcribe_microphone
+from oasr_client.errors import ClientError
+from oasr_client.manifest import load_manifest, word_errors
+from oasr_client.options import parse_options
+from oasr_client.report import JsonReport, LiveReport, Report
+from oasr_client.session import RetryPolicy
+from oasr_client.streaming import AsyncStreamingClient, ClientSettings
+from oasr_client.transcribe import Pace
+from rich.console import Console
+
+app = typer.Typer(add_completion=False)
+
+
+class Protocol(str, Enum):
+    GRPC = "grpc"
+    HTTP = "http"
+
+
+class WireType(str, Enum):
+    PCM16 = "pcm16"
+    FP32 = "fp32"
+
+
+class Form(str, Enum):
+    TXT = "txt"
+    JSON = "json"
+    SRT = "srt"
+    VTT = "vtt"
+
+
+class RawEncoding(str, Enum):
+    PCM16 = "pcm16"
+    MULAW = "mulaw"
+    ALAW = "alaw"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, checked."""
+
+    settings: dict[str, Any]
+    batch: Batch
+    references: dict[Path, str]
+    report: Report
+    use_microphone: bool
+
+
+@app.command()
+def transcribe(  # noqa: PLR0913 - a command's options are its parameters
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="Audio files, any rate.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="host:port; default 127.0.0.1 and the protocol's port.")
+    ] = None,
+    protocol: Annotated[Protocol, typer.Option(help="Transport.")] = Protocol.GRPC,
+    model: Annotated[str, typer.Option(help="The model's name.")] = "oasr_streaming",
+    chunk_ms: Annotated[float, typer.Option(min=0.0625, help="Audio per request.")] = 640.0,
+    realtime: Annotated[bool, typer.Option("--realtime", help="Pace as a speaker does.")] = False,
+    parallel: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
+    no_partials: Annotated[bool, typer.Option("--no-partials", help="Finals only.")] = False,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Request parameter.")
+    ] = None,
+    dtype: Annotated[WireType, typer.Option(help="Sample type sent.")] = WireType.PCM16,
+    timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one request.")] = 30.0,
+    manifest: Annotated[
+        Path | None, typer.Option(help="JSON list or lines of {audio, text}: prints the WER.")
+    ] = None,
+    form: Annotated[Form, typer.Option("--format", help="Form of the final text.")] = Form.TXT,
+    output_dir: Annotated[
+        Path | None, typer.Option(help="Write NAME.txt, .json, .srt or .vtt here.")
+    ] = None,
+    raw: Annotated[RawEncoding | None, typer.Option(help="Files without a header.")] = None,
+    raw_rate: Annotated[int, typer.Option(min=1, help="Sample rate of --raw files.")] = 8000,
+    microphone: Annotated[
+        bool, typer.Option("--microphone", help="Until Ctrl-C; needs sounddevice.")
+    ] = False,
+) -> None:
+    """Transcribe audio files, or the microphone, with a streaming model on Triton.
+
+    A terminal shows partials live. Otherwise each file's final text is one line, with
+    "FILE: " before it when there are several.
+    """
+    references = _manifest(manifest)
+    sources = _sources(files, references, use_microphone=microphone)
+    _check_outputs(sources, form=form.value, as_json=as_json, output_dir=output_dir)
+    settings = {
+        "url": url,
+        "protocol": protocol.value,
+        "model_name": model,
+        "dtype": dtype.value,
+        "timeout_s": timeout,
+        "options": _options(option),
+        "want_result": form is not Form.TXT,
+        # The whole recording is at hand: a lost stream is sent again from its start.
+        "retry": RetryPolicy(replay_limit_s=30.0 if microphone else math.inf),
+    }
+    _check_settings(settings)
+    plan = Plan(
+        settings=settings,
+        batch=Batch(sources, _reader(raw, raw_rate), Pace(chunk_ms, realtime), parallel),
+        references=references,
+        report=_report(
+            form.value,
+            as_json=as_json,
+            partials=not no_partials,
+            output_dir=output_dir,
+            with_names=len(sources) > 1,
+        ),
+        use_microphone=microphone,
+    )
+    raise typer.Exit(_run(plan))
+
+
+def main() -> None:
+    app()
+
+
+def _run(plan: Plan) -> int:
+    try:
+        with plan.report:
+            return asyncio.run(_run_async(plan))
+    except KeyboardInterrupt:
+        sys.stderr.write("oasr-client: cancelled\n")
+        return 130
+
+
+async def _run_async(plan: Plan) -> int:
+    async with AsyncStreamingClient(**plan.settings) as client:
+        if plan.use_microphone:
+            text = await transcribe_microphone(client, plan.batch.pace, plan.report)
+            return int(text is None)
+        texts = await transcribe_files(client, plan.batch, plan.report)
+    if plan.references:
+        plan.report.scored(word_errors(plan.references, texts))
+    return int(len(texts) < len(set(plan.batch.files)))
+
+
+def _report(
+    form: str, *, as_json: bool, partials: bool, output_dir: Path | None, with_names: bool
+) -> Report:
+    if as_json:
+        return JsonReport(sys.stdout, partials=partials, with_result=form == "json")
+    if output_dir is not None:
+        output_dir.mkdir(parents=True, exist_ok=True)
+    if partials and sys.stdout.isatty():
+        return LiveReport(Console(), form=form, output_dir=output_dir, with_names=with_names)
+    return Report(sys.stdout, form=form, output_dir=output_dir, with_names=with_names)
+
+
+def _reader(raw: RawEncoding | None, rate_hz: int) -> Callable[[Path], Mono]:
+    def read(path: Path) -> Mono:
+        if raw is None:
+            return read_audio(path)
+        return read_raw(path, raw.value, sample_rate_hz=rate_hz)
+
+    return read
+
+
+def _manifest(path: Path | None) -> dict[Path, str]:
+    if path is None:
+        return {}
+    try:
+        # Scoring comes last: a missing jiwer must not cost a whole run.
+        word_errors({}, {})
+        return load_manifest(path)
+    except ClientError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _sources(
+    files: list[Path] | None, references: dict[Path, str], *, use_microphone: bool
+) -> list[Path]:
+    sources = [*(files or ()), *(path for path in references if path not in (files or ()))]
+    if use_microphone == bool(sources):
+        raise typer.BadParameter("give audio files or --manifest, or else --microphone alone")
+    return sources
+
+
+def _check_outputs(
+    sources: list[Path], *, form: str, as_json: bool, output_dir: Path | None
+) -> None:
+    if as_json and (form in ("srt", "vtt") or output_dir is not None):
+        raise typer.BadParameter("--json is a stream of lines; leave out --format and --output-dir")
+    if form in ("srt", "vtt") and len(sources) > 1 and output_dir is None:
+        raise typer.BadParameter(f"several files with --format {form} need --output-dir")
+    stems = [path.stem for path in sources]
+    if output_dir is not None and len(set(stems)) < len(stems):
+        raise typer.BadParameter("two files have one name and would share a file in --output-dir")
+
+
+def _options(pairs: list[str] | None) -> dict[str, Any]:
+    try:
+        return dict(parse_options(pairs or ()))
+    except ClientError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    try:
+        ClientSettings(**settings)
+    except ClientError as error:
+        raise typer.BadParameter(str(error)) from error

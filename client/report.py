@@ -1,0 +1,194 @@
+"""Where the transcripts go: plain lines, documents, JSON lines, or a live terminal view."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from oasr_client.audio import seconds
+from oasr_client.errors import ClientError
+from oasr_client.manifest import WordErrors
+from oasr_client.session import StreamUpdate
+from oasr_client.subtitles import srt, vtt
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
+from rich.text import Text
+
+LONG_RECORDING_S = 20.0
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An answer that covers `num_samples` of a source; `total_samples` None means a live one."""
+
+    name: str
+    update: StreamUpdate
+    num_samples: int
+    total_samples: int | None
+
+
+class Report:
+    """Final documents only, on `out` or as files in `output_dir`.
+
+    `form` is txt, json, srt or vtt; `with_names` puts the source's name before a line of text.
+    """
+
+    def __init__(
+        self, out: TextIO, *, form: str, output_dir: Path | None, with_names: bool
+    ) -> None:
+        self._out = out
+        self._form = form
+        self._output_dir = output_dir
+        self._with_names = with_names
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._out.flush()
+
+    def heard(self, event: Heard) -> None:
+        if event.update.is_final:
+            self._finish(event)
+
+    def failed(self, name: str, error: ClientError) -> None:
+        where = "" if str(error).startswith(name) else f"{name}: "
+        sys.stderr.write(f"oasr-client: {where}{error}\n")
+
+    def scored(self, errors: WordErrors) -> None:
+        self._write(
+            f"WER {errors.rate:.2%} ({errors.num_errors} errors in {errors.num_words} words, "
+            f"{errors.num_files} files)\n"
+        )
+
+    def _finish(self, event: Heard) -> None:
+        document = render(event, self._form)
+        if self._output_dir is not None:
+            target = self._output_dir / f"{Path(event.name).stem}.{self._form}"
+            target.write_text(document, encoding="utf-8")
+        elif self._with_names and self._form == "txt":
+            self._write(f"{event.name}: {document}")
+        else:
+            self._write(document)
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+
+class JsonReport(Report):
+    """One object per answer and line; `partials` False leaves the finals."""
+
+    def __init__(self, out: TextIO, *, partials: bool, with_result: bool) -> None:
+        super().__init__(out, form="json", output_dir=None, with_names=False)
+        self._partials = partials
+        self._with_result = with_result
+
+    def heard(self, event: Heard) -> None:
+        if not (self._partials or event.update.is_final):
+            return
+        line = {
+            "file": event.name,
+            "text": event.update.text,
+            "is_final": event.update.is_final,
+            "audio_s": round(seconds(event.num_samples), 4),
+            "latency_ms": round(event.update.latency_s * 1000, 3),
+        }
+        if self._with_result:
+            line["result"] = event.update.result
+        self._line(line)
+
+    def failed(self, name: str, error: ClientError) -> None:
+        super().failed(name, error)
+        self._line({"file": name, "error": str(error), "kind": type(error).__name__})
+
+    def scored(self, errors: WordErrors) -> None:
+        self._line(
+            {
+                "wer": round(errors.rate, 6),
+                "errors": errors.num_errors,
+                "words": errors.num_words,
+                "files": errors.num_files,
+            }
+        )
+
+    def _line(self, fields: dict[str, Any]) -> None:
+        self._write(json.dumps(fields, ensure_ascii=False) + "\n")
+
+
+class LiveReport(Report):
+    """A terminal: one moving line per running source, the finals above them."""
+
+    def __init__(
+        self, console: Console, *, form: str, output_dir: Path | None, with_names: bool
+    ) -> None:
+        super().__init__(sys.stdout, form=form, output_dir=output_dir, with_names=with_names)
+        self._console = console
+        self._tasks: dict[str, TaskID] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}", style="cyan", markup=False),
+            _LongBar(bar_width=20),
+            TextColumn("{task.fields[tail]}", markup=False),
+            console=console,
+            transient=True,
+        )
+
+    def __enter__(self) -> Report:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._progress.stop()
+
+    def heard(self, event: Heard) -> None:
+        if event.name not in self._tasks:
+            name = Path(event.name).name
+            self._tasks[event.name] = self._progress.add_task(
+                name, total=event.total_samples, tail=""
+            )
+        task = self._tasks[event.name]
+        tail = event.update.text[-self._tail_width(event) :]
+        self._progress.update(task, completed=event.num_samples, tail=tail)
+        if event.update.is_final:
+            self._close(event.name)
+        super().heard(event)
+
+    def failed(self, name: str, error: ClientError) -> None:
+        self._close(name)
+        super().failed(name, error)
+
+    def _close(self, name: str) -> None:
+        if name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
+
+    def _tail_width(self, event: Heard) -> int:
+        return max(10, self._console.width - len(Path(event.name).name) - 26)
+
+    def _write(self, text: str) -> None:
+        self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+
+
+class _LongBar(BarColumn):
+    """A bar for recordings long enough to wait for."""
+
+    def render(self, task: Task) -> Any:
+        is_long = task.total is not None and seconds(int(task.total)) >= LONG_RECORDING_S
+        return super().render(task) if is_long else Text("")
+
+
+def render(event: Heard, form: str) -> str:
+    """The final document of one source, ending in a newline."""
+    update = event.update
+    result = {"text": update.text, **(update.result or {})}
+    result.setdefault("audio_s", seconds(event.num_samples))
+    forms: dict[str, Callable[[], str]] = {
+        "txt": lambda: update.text + "\n",
+        "json": lambda: json.dumps({"file": event.name, **result}, ensure_ascii=False) + "\n",
+        "srt": lambda: srt(result),
+        "vtt": lambda: vtt(result),
+    }
+    return forms[form]()

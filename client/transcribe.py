@@ -1,0 +1,62 @@
+"""A whole recording or a live source through one stream, at the source's pace or at full speed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from oasr_client.audio import SAMPLE_RATE_HZ, Mono, iter_chunks
+from oasr_client.session import StreamUpdate
+from oasr_client.streaming import AsyncStreamingClient
+
+#: Called with each answer and the number of samples that it covers.
+OnUpdate = Callable[[StreamUpdate, int], None]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`is_realtime` holds each chunk back until a speaker would have said its last sample."""
+
+    chunk_ms: float = 640.0
+    is_realtime: bool = False
+
+    def wait_s(self, num_samples: int, *, elapsed_s: float) -> float:
+        """Seconds until the first `num_samples` of a recording exist, `elapsed_s` into it."""
+        if not self.is_realtime:
+            return 0.0
+        return max(0.0, num_samples / SAMPLE_RATE_HZ - elapsed_s)
+
+
+async def transcribe(
+    client: AsyncStreamingClient, samples: Mono, *, pace: Pace, on_update: OnUpdate
+) -> StreamUpdate:
+    """Streams 16 kHz samples; the last chunk carries END. Raises ClientError."""
+    clock = asyncio.get_running_loop().time
+    started_s = clock()
+    *firsts, last = iter_chunks(samples, pace.chunk_ms)
+    num_sent = 0
+    async with client.stream() as stream:
+        for chunk in firsts:
+            num_sent += chunk.size
+            await asyncio.sleep(pace.wait_s(num_sent, elapsed_s=clock() - started_s))
+            on_update(await stream.send(chunk), num_sent)
+        num_sent += last.size
+        await asyncio.sleep(pace.wait_s(num_sent, elapsed_s=clock() - started_s))
+        final = await stream.finish(last)
+    on_update(final, num_sent)
+    return final
+
+
+async def transcribe_live(
+    client: AsyncStreamingClient, chunks: AsyncIterator[Mono], *, on_update: OnUpdate
+) -> StreamUpdate:
+    """Streams chunks as they come until the source ends. Raises ClientError."""
+    num_sent = 0
+    async with client.stream() as stream:
+        async for chunk in chunks:
+            num_sent += chunk.size
+            on_update(await stream.send(chunk), num_sent)
+        final = await stream.finish()
+    on_update(final, num_sent)
+    return final
