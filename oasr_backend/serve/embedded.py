@@ -48,8 +48,13 @@ class TritonInstall:
         if self.wheel_root is None:
             return ()
         libpython = find_libpython()
-        wheel_libraries = self.wheel_root.parents[1] / "nvidia_pytriton.libs"
-        return (wheel_libraries,) if libpython is None else (wheel_libraries, libpython.parent)
+        libraries = wheel_libraries(self.wheel_root)
+        return (libraries,) if libpython is None else (libraries, libpython.parent)
+
+
+def wheel_libraries(wheel_root: Path) -> Path:
+    """The folder of the shared libraries that the wheel brings, beside its package."""
+    return wheel_root.parents[1] / "nvidia_pytriton.libs"
 
 
 def find_triton() -> TritonInstall:
@@ -57,7 +62,7 @@ def find_triton() -> TritonInstall:
     on_path = shutil.which("tritonserver")
     if on_path is not None:
         return TritonInstall(Path(on_path))
-    embedded = _find_embedded()
+    embedded = find_embedded()
     if embedded is not None:
         return embedded
     raise ServerError(
@@ -66,7 +71,8 @@ def find_triton() -> TritonInstall:
     )
 
 
-def _find_embedded() -> TritonInstall | None:
+def find_embedded() -> TritonInstall | None:
+    """The server of the nvidia-pytriton wheel in this Python environment."""
     # Importing pytriton would start its own logging and signal handling; only its place matters.
     spec = importlib.util.find_spec("pytriton")
     for location in (spec.submodule_search_locations or ()) if spec else ():
