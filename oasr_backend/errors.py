@@ -8,6 +8,7 @@ OasrError                          a fault with a name; knows its Triton status 
 ├── StreamStateError (ValueError)  a cache call out of order: double allocation, wrong shape
 │   └── StreamNotPreparedError (RuntimeError)  paged caches read before the first prepare
 ├── StreamLimitError               no room for another stream now
+├── DecoderStateError (RuntimeError)   a decoder is used without a live state
 ├── PoolExhaustedError (RuntimeError)  a pool has too few free units for an all-or-nothing request
 ├── StreamCancelledError           the caller cancelled the request
 ├── StepFailedError (RuntimeError) the batched step failed; its streams are closed
@@ -47,6 +48,10 @@ class StreamStateError(OasrError, ValueError):
 
 
 class StreamNotPreparedError(StreamStateError, RuntimeError):
+    pass
+
+
+class DecoderStateError(OasrError, RuntimeError):
     pass
 
 

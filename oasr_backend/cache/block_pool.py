@@ -1,0 +1,127 @@
+"""The K/V memory of all streams and the free list of its blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oasr_backend.cache.types import CacheConfig
+from oasr_backend.errors import ConfigError, PoolExhaustedError, StreamStateError
+
+
+class BlockPool:
+    """Two zeroed tensors (layers, blocks, block_size_frames, n_kv_head, head_dim) and a free list.
+
+    `scratch_blocks` physical blocks past `max_num_blocks` are never handed out: padding lanes
+    write there. Handing out and taking back are thread-safe and all-or-nothing, oldest-freed first.
+    A subclass may keep the tensors otherwise: override `_make_storage`, `get_kv_view`,
+    `get_kv_block_view` and `zero_blocks`.
+    """
+
+    def __init__(self, config: CacheConfig, scratch_blocks: int = 0) -> None:
+        if scratch_blocks < 0:
+            raise ConfigError(f"scratch_blocks={scratch_blocks} must be at least 0")
+        self.config = config
+        self.num_blocks = config.pool_blocks
+        self.num_total_blocks = self.num_blocks + scratch_blocks
+        self._lock = threading.Lock()
+        self._free_ids = deque(range(self.num_blocks))
+        self._is_free = [True] * self.num_blocks
+        self._make_storage()
+
+    def _make_storage(self) -> None:
+        cfg = self.config
+        shape = (cfg.num_layers, self.num_total_blocks, cfg.block_size_frames)
+        # One allocation for both: a block is blanked by one kernel.
+        self._kv_pool = torch.zeros(
+            (2, *shape, cfg.n_kv_head, cfg.head_dim), dtype=cfg.dtype, device=cfg.device
+        )
+        self._k_pool, self._v_pool = self._kv_pool.unbind(0)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free_ids)
+
+    @property
+    def scratch_block_ids(self) -> list[int]:
+        return list(range(self.num_blocks, self.num_total_blocks))
+
+    def free_block_ids(self) -> list[int]:
+        with self._lock:
+            return list(self._free_ids)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Raises PoolExhaustedError and takes nothing when fewer are free."""
+        if num_blocks < 0:
+            raise StreamStateError(f"cannot allocate {num_blocks} blocks")
+        with self._lock:
+            if num_blocks > len(self._free_ids):
+                raise PoolExhaustedError(
+                    "BlockPool", requested=num_blocks, free=self.num_free_blocks,
+                    total=self.num_blocks,
+                )  # fmt: skip
+            block_ids = [self._free_ids.popleft() for _ in range(num_blocks)]
+            for block_id in block_ids:
+                self._is_free[block_id] = False
+        return block_ids
+
+    def free(self, block_ids: Sequence[int]) -> None:
+        """Raises StreamStateError for a foreign, scratch or already free id; then frees nothing."""
+        with self._lock:
+            self._check_held(block_ids)
+            self._before_reuse(block_ids)
+            for block_id in block_ids:
+                self._is_free[block_id] = True
+            self._free_ids.extend(block_ids)
+
+    def _check_held(self, block_ids: Sequence[int]) -> None:
+        for block_id in block_ids:
+            if not 0 <= block_id < self.num_blocks:
+                raise StreamStateError(
+                    f"block {block_id} is not one of the pool's {self.num_blocks} blocks "
+                    f"(scratch blocks are never freed)"
+                )
+            if self._is_free[block_id]:
+                raise StreamStateError(f"double free: block {block_id} is already free")
+        if len(set(block_ids)) != len(block_ids):
+            raise StreamStateError(f"double free: a block is named twice in {list(block_ids)}")
+
+    def _before_reuse(self, block_ids: Sequence[int]) -> None:
+        """Called with the blocks that are about to become free; tests fill them with NaN here."""
+
+    def get_kv_view(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of one layer, (blocks, block_size_frames, n_kv_head, head_dim), aliased."""
+        return self._k_pool[layer], self._v_pool[layer]
+
+    def get_kv_block_view(self, layer: int, block_id: int) -> tuple[Tensor, Tensor]:
+        """K and V of one block, (block_size_frames, n_kv_head, head_dim), aliased."""
+        return self._k_pool[layer, block_id], self._v_pool[layer, block_id]
+
+    def gather_kv_blocks(self, layer: int, block_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """K and V (len(block_ids) * block_size_frames, n_kv_head, head_dim), fresh, in order."""
+        index = torch.tensor(list(block_ids), dtype=torch.long, device=self.config.device)
+        k_pool, v_pool = self.get_kv_view(layer)
+        return k_pool.index_select(0, index).flatten(0, 1), v_pool.index_select(0, index).flatten(
+            0, 1
+        )
+
+    def zero_blocks(self, block_ids: Sequence[int] | Tensor) -> None:
+        """Blanks K and V of the blocks in every layer. A tensor of ids (int64) costs no upload."""
+        if not isinstance(block_ids, Tensor):
+            block_ids = torch.tensor(list(block_ids), dtype=torch.long, device=self.config.device)
+        if block_ids.numel():
+            self._kv_pool.index_fill_(2, block_ids, 0)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless the free list is a set of known blocks."""
+        with self._lock:
+            free_ids = set(self._free_ids)
+            if len(free_ids) != len(self._free_ids):
+                raise AssertionError("a block is twice on the free list")
+            flagged = {block for block, is_free in enumerate(self._is_free) if is_free}
+            if free_ids != flagged:
+                raise AssertionError(f"free list and flags differ in {free_ids ^ flagged}")

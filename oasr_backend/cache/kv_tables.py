@@ -1,0 +1,82 @@
+"""Block table, lengths and starts of all slots: device tensors with a host mirror."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from oasr_backend.cache.device import to_device
+
+IntArray = NDArray[np.int64]
+
+
+class PagedTables:
+    """Persistent int32 tensors, one row a slot, never read back from the device.
+
+        block_table    (rows, width)   physical blocks, oldest first, 0 past the last one
+        cache_seqlens  (rows,)         frames from the head of the first block
+        cache_starts   (rows,)         frames at that head which are evicted, < block size
+
+    The three are views of one buffer, so a batch of edits is one upload and one scatter. Edits
+    change the mirror at once and the device at `flush`.
+    """
+
+    def __init__(self, num_rows: int, width: int, *, device: torch.device) -> None:
+        sizes = (num_rows * width, num_rows, num_rows)
+        self._width = width
+        self._device = device
+        self._flat = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._host = np.zeros(sum(sizes), dtype=np.int32)
+        self._seqlens_at, self._starts_at = sizes[0], sizes[0] + num_rows
+        self.block_table = self._flat[: sizes[0]].view(num_rows, width)
+        self.cache_seqlens = self._flat[self._seqlens_at : self._starts_at]
+        self.cache_starts = self._flat[self._starts_at :]
+        self.host_table = self._host[: sizes[0]].reshape(num_rows, width)
+        self.host_seqlens = self._host[self._seqlens_at : self._starts_at]
+        self.host_starts = self._host[self._starts_at :]
+        self._edited: list[IntArray] = []
+
+    def append(self, slots: Sequence[int], columns: Sequence[int], blocks: Sequence[int]) -> None:
+        """Names block i in row slots[i], column columns[i]."""
+        index = np.asarray(slots, dtype=np.int64) * self._width + np.asarray(columns, np.int64)
+        self._host[index] = blocks
+        self._edited.append(index)
+
+    def set_lengths(
+        self, slots: Sequence[int], *, starts: Sequence[int], seqlens: Sequence[int]
+    ) -> None:
+        index = np.asarray(slots, dtype=np.int64)
+        self.host_starts[index] = starts
+        self.host_seqlens[index] = seqlens
+        self._edited += [index + self._starts_at, index + self._seqlens_at]
+
+    def drop_head(self, slots: Sequence[int], num_dropped: int, *, width: int) -> None:
+        """Shifts the rows left by `num_dropped` columns; `width` is the longest row's length."""
+        rows = np.asarray(slots, dtype=np.int64)
+        kept = width - num_dropped
+        self.host_table[rows, :kept] = self.host_table[rows, num_dropped:width]
+        self.host_table[rows, kept:width] = 0
+        self._edited.append((rows[:, None] * self._width + np.arange(width)).ravel())
+
+    def flush(self, blocks: Sequence[int] = ()) -> Tensor:
+        """Brings the device up to date in one upload; `blocks` ride along and come back (int64)."""
+        index = np.concatenate([*self._edited, np.empty(0, np.int64)])
+        self._edited.clear()
+        if not index.size and not blocks:
+            return torch.empty(0, dtype=torch.long, device=self._device)
+        packed = np.concatenate([index, self._host[index], np.asarray(blocks, np.int64)])
+        staged = to_device(packed.astype(np.int32), self._device)
+        index_N, value_N = staged[: index.size], staged[index.size : 2 * index.size]
+        self._flat.index_copy_(0, index_N.long(), value_N)
+        return staged[2 * index.size :].long()
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError unless device and mirror agree. Waits for the device."""
+        if self._edited:
+            raise AssertionError("edits of the block tables were not flushed")
+        if not np.array_equal(self._flat.cpu().numpy(), self._host):
+            raise AssertionError("block tables on the device differ from the host's")
