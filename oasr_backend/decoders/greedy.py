@@ -1,0 +1,125 @@
+"""Greedy CTC: the best token of each frame, repeats merged, blanks dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from oasr_backend.decoders.base import ChunkRows, IntArray
+from oasr_backend.types import Hypothesis
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float32]
+
+
+def greedy_step(log_probs_BTV: torch.Tensor) -> torch.Tensor:
+    """The device part: best ids and the bits of their fp32 log-probs, int32 (2, B, T)."""
+    best_BT, ids_BT = log_probs_BTV.float().max(dim=-1)
+    return torch.stack((ids_BT.to(torch.int32), best_BT.view(torch.int32)))
+
+
+class Runs(NamedTuple):
+    """Maximal stretches of one non-blank token inside a chunk, in reading order."""
+
+    row: IntArray
+    frame: IntArray
+    token: IntArray
+    peak: FloatArray
+    is_new: BoolArray  # False: goes on from the previous chunk
+
+
+def find_runs(ids_NT: IntArray, log_probs_NT: FloatArray, previous_NT: IntArray) -> Runs:
+    """`previous_NT` holds the id one frame earlier. Blank must be -1 in the id arrays."""
+    num_frames = ids_NT.shape[1]
+    changed_NT = ids_NT != previous_NT
+    starts_NT = changed_NT.copy()
+    starts_NT[:, 0] = True
+    start = np.flatnonzero(starts_NT)
+    peak = np.maximum.reduceat(log_probs_NT.ravel(), start)
+    token = ids_NT.ravel()[start]
+    spoken = token >= 0
+    start = start[spoken]
+    is_new = changed_NT.ravel()[start]
+    return Runs(start // num_frames, start % num_frames, token[spoken], peak[spoken], is_new)
+
+
+@dataclass
+class _Transcript:
+    tokens: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    def add(self, token: int, time: int, log_prob: float) -> None:
+        self.tokens.append(token)
+        self.times.append(time)
+        self.log_probs.append(log_prob)
+
+
+class GreedySearch:
+    """Implements CtcSearch. A token's time is its first frame, its log-prob the best of its frames.
+
+    The score of a hypothesis is the sum of its path's log-probs over all frames.
+    """
+
+    def __init__(self, blank_id: int) -> None:
+        self._blank_id = blank_id
+        self._last: IntArray = np.empty(0, dtype=np.int64)
+        self._score = np.empty(0, dtype=np.float64)
+        self._transcripts: list[_Transcript] = []
+
+    def grow(self, num_rows: int) -> None:
+        added = num_rows - len(self._transcripts)
+        self._last = np.concatenate((self._last, np.full(added, -1)))
+        self._score = np.concatenate((self._score, np.zeros(added)))
+        self._transcripts.extend(_Transcript() for _ in range(added))
+
+    def reset_rows(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            self._last[row] = -1
+            self._score[row] = 0.0
+            self._transcripts[row] = _Transcript()
+
+    def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
+        self.extend(greedy_step(log_probs_NTV).cpu().numpy(), chunk)
+
+    def extend(self, packed_2NT: npt.NDArray[np.int32], chunk: ChunkRows) -> None:
+        """The host part: take in what `greedy_step` gave for the chunk."""
+        valid_NT = np.arange(packed_2NT.shape[2]) < chunk.num_frames[:, None]
+        ids_NT = packed_2NT[0].astype(np.int64)
+        ids_NT[~valid_NT | (ids_NT == self._blank_id)] = -1
+        log_probs_NT = packed_2NT[1].view(np.float32)
+        previous_NT = np.concatenate((self._last[chunk.rows, None], ids_NT[:, :-1]), axis=1)
+        self._store(find_runs(ids_NT, log_probs_NT, previous_NT), chunk)
+        self._score[chunk.rows] += np.where(valid_NT, log_probs_NT, 0).sum(1, dtype=np.float64)
+        heard = np.flatnonzero(chunk.num_frames)
+        self._last[chunk.rows[heard]] = ids_NT[heard, chunk.num_frames[heard] - 1]
+
+    def _store(self, runs: Runs, chunk: ChunkRows) -> None:
+        rows = chunk.rows[runs.row].tolist()
+        times = (runs.frame + chunk.start_frames[runs.row]).tolist()
+        columns = (rows, runs.token.tolist(), times, runs.peak.tolist(), runs.is_new.tolist())
+        for row, token, time, peak, is_new in zip(*columns, strict=True):
+            transcript = self._transcripts[row]
+            if is_new:
+                transcript.add(token, time, peak)
+            else:
+                transcript.log_probs[-1] = max(transcript.log_probs[-1], peak)
+
+    def num_stable(self, row: int) -> int:
+        return len(self._transcripts[row].tokens)
+
+    def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:  # noqa: ARG002
+        transcript = self._transcripts[row]
+        return [
+            Hypothesis(
+                tuple(transcript.tokens[skip:]),
+                float(self._score[row]),
+                times=tuple(transcript.times[skip:]),
+                token_log_probs=tuple(transcript.log_probs[skip:]),
+            )
+        ]
