@@ -12,10 +12,10 @@ from oasr_client.errors import (
     StreamStateError,
 )
 from oasr_client.session import RetryPolicy, StreamUpdate
+from oasr_client.settings import ClientSettings
 from oasr_client.streaming import (
     AsyncStream,
     AsyncStreamingClient,
-    ClientSettings,
     Stream,
     StreamingClient,
 )

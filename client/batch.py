@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from oasr_client.audio import Mono
 from oasr_client.errors import ClientError
 from oasr_client.microphone import microphone_chunks
 from oasr_client.report import Heard, Report
+from oasr_client.signals import stopping_on_interrupt
 from oasr_client.streaming import AsyncStreamingClient
 from oasr_client.transcribe import Pace, transcribe, transcribe_live
 
@@ -60,19 +60,18 @@ async def _transcribe_file(
 async def transcribe_microphone(
     client: AsyncStreamingClient, pace: Pace, report: Report
 ) -> str | None:
-    """Until Ctrl-C, which ends the stream properly; None after a failure."""
+    """Until Ctrl-C, which ends the stream properly (a second one cancels); None if it failed."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop.set)
     try:
-        final = await transcribe_live(
-            client,
-            microphone_chunks(pace.chunk_ms, stop),
-            on_update=lambda update, num: report.heard(Heard(MICROPHONE_NAME, update, num, None)),
-        )
+        with stopping_on_interrupt(stop):
+            final = await transcribe_live(
+                client,
+                microphone_chunks(pace.chunk_ms, stop),
+                on_update=lambda update, num: report.heard(
+                    Heard(MICROPHONE_NAME, update, num, None)
+                ),
+            )
     except ClientError as error:
         report.failed(MICROPHONE_NAME, error)
         return None
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
     return final.text

@@ -22,7 +22,9 @@ from oasr_client.manifest import load_manifest, word_errors
 from oasr_client.options import parse_options
 from oasr_client.report import JsonReport, LiveReport, Report
 from oasr_client.session import RetryPolicy
-from oasr_client.streaming import AsyncStreamingClient, ClientSettings
+from oasr_client.settings import ClientSettings
+from oasr_client.signals import SIGNALLED, until_signalled
+from oasr_client.streaming import AsyncStreamingClient
 from oasr_client.transcribe import Pace
 from rich.console import Console
 
@@ -137,12 +139,11 @@ def main() -> None:
 
 
 def _run(plan: Plan) -> int:
-    try:
-        with plan.report:
-            return asyncio.run(_run_async(plan))
-    except KeyboardInterrupt:
+    with plan.report:
+        status = asyncio.run(until_signalled(_run_async(plan)))
+    if status > SIGNALLED:
         sys.stderr.write("oasr-client: cancelled\n")
-        return 130
+    return status
 
 
 async def _run_async(plan: Plan) -> int:

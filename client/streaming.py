@@ -16,80 +16,22 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy.typing as npt
 from oasr_client.errors import ClientError
-from oasr_client.session import Exchange, Pause, RetryPolicy, Session, StreamUpdate, advance
-from oasr_client.transport import (
-    AsyncGrpcTransport,
-    AsyncHttpTransport,
-    Endpoint,
-    GrpcTransport,
-    HttpTransport,
+from oasr_client.session import Exchange, Pause, Session, StreamUpdate, advance
+from oasr_client.settings import (
+    AsyncTransport,
+    ClientSettings,
+    Transport,
+    make_async_transport,
+    make_transport,
 )
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, SequenceId
 
 ABANDON_TIMEOUT_S = 1.0
-_DEFAULT_URLS = {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:8000"}
-_Transport = GrpcTransport | HttpTransport
-_AsyncTransport = AsyncGrpcTransport | AsyncHttpTransport
-
-
-@dataclass(frozen=True)
-class ClientSettings:
-    """What both clients are made with.
-
-    `url` is host:port without a scheme; None means this machine and the protocol's usual port.
-    `dtype` is the wire's: pcm16 has half the bytes of fp32. `timeout_s` is the deadline of one
-    request. `options` are request parameters of every stream's START. `want_result` asks for the
-    RESULT document with each answer. Raises ClientError for a setting that cannot work.
-    """
-
-    url: str | None = None
-    protocol: Literal["grpc", "http"] = "grpc"
-    model_name: str = "oasr_streaming"
-    dtype: Literal["pcm16", "fp32"] = "pcm16"
-    timeout_s: float = 30.0
-    options: Mapping[str, OptionValue] = field(default_factory=dict)
-    want_result: bool = False
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    tls: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        _check_choice("protocol", self.protocol, ("grpc", "http"))
-        _check_choice("dtype", self.dtype, ("pcm16", "fp32"))
-        if self.url is not None and "://" in self.url:
-            raise ClientError(
-                f"url {self.url!r} has a scheme; write host:port, and protocol= for the scheme"
-            )
-        if not self.timeout_s > 0:
-            raise ClientError(f"timeout_s is {self.timeout_s}, it must be above 0")
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return Endpoint(
-            url=self.url or _DEFAULT_URLS[self.protocol],
-            model_name=self.model_name,
-            dtype=self.dtype,
-            want_result=self.want_result,
-            tls=self.tls,
-            headers=self.headers,
-        )
-
-    def session(
-        self, sequence_id: SequenceId | None, options: Mapping[str, OptionValue] | None
-    ) -> Session:
-        merged = {**self.options, **(options or {})}
-        return Session(sequence_id, dtype=self.dtype, options=merged, policy=self.retry)
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ClientError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
 
 
 class StreamingClient:
@@ -97,8 +39,7 @@ class StreamingClient:
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
         self.settings = ClientSettings(url, **settings)
-        kind = GrpcTransport if self.settings.protocol == "grpc" else HttpTransport
-        self._transport: _Transport = kind(self.settings.endpoint)
+        self._transport = make_transport(self.settings)
 
     def stream(
         self,
@@ -123,7 +64,7 @@ class StreamingClient:
 class Stream:
     """Made by `StreamingClient.stream`; a context manager."""
 
-    def __init__(self, session: Session, transport: _Transport, timeout_s: float) -> None:
+    def __init__(self, session: Session, transport: Transport, timeout_s: float) -> None:
         self._session = session
         self._transport = transport
         self._timeout_s = timeout_s
@@ -180,8 +121,7 @@ class AsyncStreamingClient:
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
         self.settings = ClientSettings(url, **settings)
-        kind = AsyncGrpcTransport if self.settings.protocol == "grpc" else AsyncHttpTransport
-        self._transport: _AsyncTransport = kind(self.settings.endpoint)
+        self._transport = make_async_transport(self.settings)
 
     def stream(
         self,
@@ -206,7 +146,7 @@ class AsyncStreamingClient:
 class AsyncStream:
     """Made by `AsyncStreamingClient.stream`; an asynchronous context manager."""
 
-    def __init__(self, session: Session, transport: _AsyncTransport, timeout_s: float) -> None:
+    def __init__(self, session: Session, transport: AsyncTransport, timeout_s: float) -> None:
         self._session = session
         self._transport = transport
         self._timeout_s = timeout_s

@@ -116,3 +116,25 @@ def _string(response: Any, name: str) -> str:
         )
     value = tensor.reshape(-1)[0]
     return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the model is and how it is addressed; `headers` go with every request."""
+
+    url: str
+    model_name: str
+    dtype: str
+    want_result: bool
+    tls: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, request: ChunkRequest, tensors: ModuleType) -> dict[str, Any]:
+        arguments = infer_arguments(
+            request, tensors=tensors, dtype=self.dtype, want_result=self.want_result
+        )
+        # A fresh dict: tritonclient's HTTP clients write their own headers into it.
+        return {"model_name": self.model_name, "headers": dict(self.headers), **arguments}
+
+    def reply(self, response: Any) -> Reply:
+        return parse_reply(response, want_result=self.want_result)
