@@ -1,0 +1,57 @@
+# `make help` lists the targets. Everything runs from .venv, which `make install` builds.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MINUTES ?= 10
+PYTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo serve test check lint types unit bench bench-gpu chaos format clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Make .venv with the server, the client and the tools, all pinned
+
+$(STAMP): requirements/ci.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/ci.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: install ## Start tritonserver, stream a WAV at real-time pace, show live captions, stop
+	$(BIN)/python -m oasr_backend.serve.demo
+
+serve: install ## Serve model_repository/ until Ctrl-C
+	$(BIN)/oasr-serve
+
+test: check ## Everything that must pass: lint, types, tests (a live tritonserver included)
+
+check: lint types unit ## Lint, types and tests
+
+lint: install ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## mypy --strict on the package and the client
+	$(BIN)/mypy
+
+unit: install ## The tests alone; PYTEST_FLAGS are passed on
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json
+	$(BIN)/python -m benchmarks.run
+
+bench-gpu: install ## The same on a GPU machine, and paced streams through the server
+	$(BIN)/python -m benchmarks.run --device cuda
+
+chaos: install ## MINUTES=10: hostile clients against a live server; fails unless nothing leaks
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+
+format: install ## Reformat the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## Remove .venv and caches
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
