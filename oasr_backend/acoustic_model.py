@@ -1,0 +1,66 @@
+"""Audio (or features) in, CTC log-probabilities out: everything of a checkpoint that runs."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oasr_backend.encoders import ConformerEncoder, EncoderCaches, EncoderSpec
+from oasr_backend.features import GlobalCmvn, LogMelFilterbank
+
+
+class AcousticModel(nn.Module):
+    """Filterbank -> CMVN -> encoder -> CTC head. Holds weights, never per-stream state.
+
+    Features and log-probabilities are float32 whatever the encoder's dtype.
+    """
+
+    def __init__(
+        self,
+        *,
+        filterbank: LogMelFilterbank,
+        cmvn: GlobalCmvn | None,
+        encoder: ConformerEncoder,
+        vocab_size: int,
+        blank_id: int,
+    ) -> None:
+        super().__init__()
+        self.filterbank = filterbank
+        self.cmvn = cmvn
+        self.encoder = encoder
+        self.ctc = nn.Linear(encoder.spec.model_dim, vocab_size)
+        self.blank_id = blank_id
+
+    @property
+    def spec(self) -> EncoderSpec:
+        return self.encoder.spec
+
+    @property
+    def vocab_size(self) -> int:
+        return self.ctc.out_features
+
+    def prepare(self, *, device: torch.device, dtype: torch.dtype, num_positions: int) -> None:
+        """Moves the weights to where they are served and builds the position tables there."""
+        self.eval().requires_grad_(False)
+        # Tables are projected in float32, then rounded once.
+        self.encoder.tabulate_positions(num_positions)
+        self.to(device)
+        self.encoder.to(dtype)
+        self.ctc.to(dtype)
+
+    def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> Tensor:
+        """(B, S) samples in [-1, 1] to (B, T, V) log-probabilities."""
+        return self.forward_features(self.filterbank(samples_BS), caches)
+
+    def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
+        """(B, W, F) log-mel features to (B, T, V) log-probabilities."""
+        if self.cmvn is not None:
+            features_BWF = self.cmvn(features_BWF)
+        encoded_BTD, conv_LBKD = self.encoder.forward_chunk(
+            features_BWF.to(self.ctc.weight.dtype), caches
+        )
+        log_probs_BTV = F.log_softmax(self.ctc(encoded_BTD).float(), dim=-1)
+        # Last, so that a step that runs out of memory can be tried again in halves.
+        caches.conv.scatter(conv_LBKD)
+        return log_probs_BTV

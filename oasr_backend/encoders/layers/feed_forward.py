@@ -1,0 +1,29 @@
+"""Position-wise feed-forward block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+
+class FeedForward(nn.Module):
+    """Pre-norm two-layer block. The residual's factor is part of the second layer's weights."""
+
+    def __init__(
+        self,
+        model_dim: int,
+        hidden_dim: int,
+        *,
+        activation: Callable[[Tensor], Tensor],
+        norm_eps: float,
+    ) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(model_dim, eps=norm_eps)
+        self.expand = nn.Linear(model_dim, hidden_dim)
+        self.contract = nn.Linear(hidden_dim, model_dim)
+        self.activation = activation
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        hidden_BTF = self.activation(self.expand(self.norm(x_BTD)))
+        return x_BTD + self.contract(hidden_BTF)
