@@ -1,0 +1,20 @@
+"""Streaming speech recognition for Triton: a thin shell over `oasr_backend`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oasr_backend.triton_model import TritonModel
+
+
+class TritonPythonModel:
+    """The class that Triton's Python backend looks for."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._model = TritonModel(args)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return self._model.execute(requests)
+
+    def finalize(self) -> None:
+        self._model.close()
