@@ -1,0 +1,55 @@
+"""Which streams share a step, and their windows as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
+
+from oasr_backend.features import WindowGeometry
+from oasr_backend.streams import Stream
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """One step's rows: whose they are, their windows and how much of each window is real.
+
+    `windows` is (B, S) samples, or (B, W, F) features where features are fed directly.
+    `num_frames` are encoder frames per row.
+    """
+
+    generations: tuple[int, ...]
+    windows: npt.NDArray[np.float32]
+    num_frames: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return len(self.generations)
+
+    def halves(self) -> tuple[StepBatch, StepBatch]:
+        """The same rows as two batches, for a step that does not fit into memory."""
+        middle = self.width // 2
+        return self._part(slice(0, middle)), self._part(slice(middle, None))
+
+    def _part(self, rows: slice) -> StepBatch:
+        return StepBatch(self.generations[rows], self.windows[rows], self.num_frames[rows])
+
+
+def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stream]:
+    """The first streams with a full window, each once: a long chunk takes turns as all do."""
+    return list(islice((s for s in streams if s.has_ready_window), max_step_streams))
+
+
+def stack_windows(
+    streams: Sequence[Stream], geometry: WindowGeometry, *, into: npt.NDArray[np.float32]
+) -> StepBatch:
+    """Moves each stream's next window into a row of `into` (at least B, window_samples)."""
+    rows = into[: len(streams)]
+    num_frames = tuple(
+        geometry.num_encoder_frames(stream.audio.pop_window(row))
+        for stream, row in zip(streams, rows, strict=True)
+    )
+    return StepBatch(tuple(stream.generation for stream in streams), rows, num_frames)

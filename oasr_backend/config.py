@@ -1,0 +1,159 @@
+"""Server-wide settings: the string parameters of config.pbtxt, checked once, at the edge."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from oasr_backend.errors import ConfigError
+
+#: JSON object of parameters that win over config.pbtxt; `oasr-serve --set` writes it.
+OVERRIDES_VARIABLE = "OASR_BACKEND_OVERRIDES"
+DTYPES = ("float32", "bfloat16", "float16")
+#: Triton keeps some keys of `parameters` for its Python backend.
+_TRITON_KEYS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"}
+
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """One field a parameter. Comments say what a value means; 0 or -1 only where a comment does."""
+
+    # A WeNet directory; relative paths start at the model's folder in the repository.
+    checkpoint_dir: str = "demo_en"
+    # auto: the instance's GPU when there is one, else the CPU.
+    device: str = "auto"
+    dtype: str = "float32"
+    # Encoder frames a step; must be one that the checkpoint was trained with.
+    chunk_size: int = 16
+    # Past chunks that attention sees; 0: none, -1: all (a stream then has a finite length).
+    num_left_chunks: int = 4
+    # Encoder frames a block; 0: the chunk size.
+    block_size_frames: int = 0
+    # Streams held at once; 0: 256 on a CPU, 2048 on a GPU.
+    max_streams: int = 0
+    # Rows of one encoder step; 0: 64 on a CPU, 1024 on a GPU.
+    max_step_streams: int = 0
+    # Blocks of the pool; 0: exactly what max_streams can need.
+    max_num_blocks: int = 0
+    # MiB of K/V pool that a CPU instance may take; a GPU instance measures its free memory.
+    cpu_kv_budget_mib: int = 4096
+    # Block-table width of a stream with unlimited history.
+    max_blocks_per_seq: int = 512
+    # Absolute positions stay below this; the offset is re-based there.
+    position_limit_frames: int = 5000
+    # Silence after END, so that the last real frames pass through full windows.
+    tail_padding: bool = True
+    decoder: str = "greedy"
+    beam_size: int = 10
+    # Frames whose blank probability exceeds this are skipped; 1: none.
+    blank_threshold: float = 1.0
+    # Seconds without a request after which a stream is freed; must exceed Triton's own limit.
+    stream_idle_timeout_s: float = 90.0
+    # CPU threads of one instance; 0: PyTorch's choice.
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("decoder", self.decoder, ("greedy", "prefix_beam"))
+        _check_minimum("num_left_chunks", self.num_left_chunks, -1)
+        for name in (
+            "chunk_size", "beam_size", "cpu_kv_budget_mib", "max_blocks_per_seq",
+            "position_limit_frames",
+        ):  # fmt: skip
+            _check_minimum(name, getattr(self, name), 1)
+        for name in (
+            "block_size_frames", "max_streams", "max_step_streams", "max_num_blocks", "num_threads",
+        ):  # fmt: skip
+            _check_minimum(name, getattr(self, name), 0)
+        if not 0.0 < self.blank_threshold <= 1.0:
+            raise ConfigError(
+                f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
+            )
+        if self.stream_idle_timeout_s <= 0:
+            raise ConfigError(
+                f"stream_idle_timeout_s={self.stream_idle_timeout_s} must be positive"
+            )
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> ServingConfig:
+        """From name -> string. Raises ConfigError for an unknown name or an ill-typed value."""
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in parameters.items():
+            if name in _TRITON_KEYS:
+                continue
+            if name not in kinds:
+                raise ConfigError(_unknown(name, kinds))
+            values[name] = _PARSERS[kinds[name]](name, text)
+        return cls(**values)
+
+    def with_defaults(self, *, on_gpu: bool) -> ServingConfig:
+        """Every 0 that stands for a derived default replaced by its value."""
+        return replace(
+            self,
+            block_size_frames=self.block_size_frames or self.chunk_size,
+            max_streams=self.max_streams or (2048 if on_gpu else 256),
+            max_step_streams=self.max_step_streams or (1024 if on_gpu else 64),
+        )
+
+    def resolve_checkpoint(self, model_dir: Path) -> Path:
+        """`checkpoint_dir` as a path; a relative one starts at the model's folder."""
+        return model_dir / Path(self.checkpoint_dir).expanduser()
+
+
+def merged_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
+    """config.pbtxt's parameters with the overrides of the environment on top."""
+    text = os.environ.get(OVERRIDES_VARIABLE, "{}")
+    try:
+        overrides = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{OVERRIDES_VARIABLE}={text!r} is not JSON: {error}") from error
+    if not isinstance(overrides, dict):
+        raise ConfigError(f"{OVERRIDES_VARIABLE}={text!r} must be a JSON object")
+    return {**parameters, **{str(name): str(value) for name, value in overrides.items()}}
+
+
+def _unknown(name: str, known: Mapping[str, str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"unknown parameter {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(known)}"
+
+
+def _parse_bool(name: str, text: str) -> bool:
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return values[text.strip().lower()]
+    except KeyError:
+        raise ConfigError(f"{name}={text!r} is not a boolean; use true or false") from None
+
+
+def _parse_number(kind: Callable[[str], Any], noun: str) -> Callable[[str, str], Any]:
+    def parse(name: str, text: str) -> Any:
+        try:
+            return kind(text.strip())
+        except ValueError:
+            raise ConfigError(f"{name}={text!r} is not {noun}") from None
+
+    return parse
+
+
+_PARSERS: dict[str, Callable[[str, str], Any]] = {
+    "str": lambda _, text: text.strip(),
+    "int": _parse_number(int, "an integer"),
+    "float": _parse_number(float, "a number"),
+    "bool": _parse_bool,
+}
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}={value!r} is unknown; choose {' or '.join(choices)}")
+
+
+def _check_minimum(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ConfigError(f"{name}={value} is below {minimum}")

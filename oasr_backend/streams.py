@@ -1,0 +1,135 @@
+"""The open streams of one engine: who they are, what they own, when they were last heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from oasr_backend.cache import StreamContext, StreamHandle
+from oasr_backend.errors import OasrError, StreamLimitError, UnknownStreamError
+from oasr_backend.features import AudioBuffer, StreamingResampler
+from oasr_backend.stream_options import StreamOptions
+from oasr_backend.types import Samples, StreamId
+
+
+@dataclass
+class Stream:
+    """What one caller owns. `generation` names it in the caches: ids come again, generations don't.
+
+    `context` is None once the caches have been given back before END ("length"): the stream then
+    only waits for its caller to learn of it.
+    """
+
+    stream_id: StreamId
+    generation: int
+    options: StreamOptions
+    context: StreamContext[StreamHandle] | None
+    audio: AudioBuffer
+    resampler: StreamingResampler
+    last_request_s: float
+    num_encoder_frames: int = 0
+    num_input_samples: int = 0
+    finish_reason: str | None = None
+    failure: OasrError | None = None
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio received, silence padding not counted."""
+        return self.num_input_samples / self.options.sample_rate
+
+    @property
+    def has_ready_window(self) -> bool:
+        return self.context is not None and self.audio.num_ready_windows > 0
+
+    def accept(self, samples_S: Samples, *, is_last: bool, tail_padding: bool) -> None:
+        """Buffers a chunk; at the end also what the resampler still holds."""
+        self.num_input_samples += samples_S.size
+        self.audio.accept(self.resampler.accept(samples_S))
+        if is_last:
+            self.audio.accept(self.resampler.finish())
+            self.audio.finish(tail_padding=tail_padding)
+
+
+class StreamRegistry:
+    """Open streams by correlation id. The one place where a stream begins and ends."""
+
+    def __init__(
+        self,
+        *,
+        max_streams: int,
+        idle_timeout_s: float,
+        open_context: Callable[[int], StreamContext[StreamHandle]],
+        new_buffer: Callable[[], AudioBuffer],
+    ) -> None:
+        self.max_streams = max_streams
+        self.idle_timeout_s = idle_timeout_s
+        self._open_context = open_context
+        self._new_buffer = new_buffer
+        self._streams: dict[StreamId, Stream] = {}
+        self._next_generation = 1
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(list(self._streams.values()))
+
+    def __contains__(self, stream_id: StreamId) -> bool:
+        return stream_id in self._streams
+
+    def open(self, stream_id: StreamId, options: StreamOptions, *, now_s: float) -> Stream:
+        """Allocates everything or nothing. Raises StreamLimitError with the numbers.
+
+        The caller closes a live stream of that id first.
+        """
+        if len(self._streams) >= self.max_streams:
+            raise StreamLimitError(
+                f"stream {stream_id!r} is refused: {len(self._streams)} streams are open and "
+                f"max_streams is {self.max_streams}; try again later or raise max_streams"
+            )
+        generation = self._next_generation
+        stream = Stream(
+            stream_id=stream_id,
+            generation=generation,
+            options=options,
+            context=self._open_context(generation),
+            audio=self._new_buffer(),
+            resampler=StreamingResampler(options.sample_rate),
+            last_request_s=now_s,
+        )
+        self._next_generation += 1
+        self._streams[stream_id] = stream
+        return stream
+
+    def get(self, stream_id: StreamId, *, now_s: float) -> Stream:
+        """Raises UnknownStreamError when no such stream is open."""
+        try:
+            stream = self._streams[stream_id]
+        except KeyError:
+            raise UnknownStreamError(
+                f"stream {stream_id!r} is unknown here (never started, ended, or freed after "
+                f"{self.idle_timeout_s:g} s without a request); send START on the first request of "
+                "the sequence"
+            ) from None
+        stream.last_request_s = now_s
+        return stream
+
+    def release(self, stream: Stream) -> None:
+        """Gives the caches back but keeps the id until its caller ends it."""
+        context, stream.context = stream.context, None
+        if context is not None:
+            context.free()
+
+    def close(self, stream: Stream) -> None:
+        """Forgets the stream and frees all it owns; harmless for one that is closed already."""
+        if self._streams.get(stream.stream_id) is stream:
+            del self._streams[stream.stream_id]
+        self.release(stream)
+
+    def close_idle(self, now_s: float) -> list[Stream]:
+        """Closes every stream that has been silent for longer than the limit, and returns them."""
+        limit_s = now_s - self.idle_timeout_s
+        idle = [stream for stream in self if stream.last_request_s < limit_s]
+        for stream in idle:
+            self.close(stream)
+        return idle
