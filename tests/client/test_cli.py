@@ -1,0 +1,293 @@
+"""`oasr-client` as a process against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from oasr_client.errors import ClientError
+from oasr_client.manifest import load_manifest, word_errors
+from oasr_client.microphone import microphone_chunks
+from oasr_client.subtitles import srt, vtt
+
+from oasr_backend.serve.process import TritonServer
+
+triton = pytest.mark.triton
+COMMAND = [sys.executable, "-m", "oasr_client"]
+
+
+def oasr_client(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+
+
+def at(server: TritonServer) -> list[str]:
+    return ["--url", server.grpc_url, "--model", "echo"]
+
+
+@triton
+def test_one_file_is_one_line_of_text(echo_server: TritonServer, recording: Path) -> None:
+    done = oasr_client(*at(echo_server), recording)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "heard 24000\n", "")
+
+
+@triton
+def test_several_files_have_their_names_and_fail_alone(
+    echo_server: TritonServer, recording: Path, tmp_path: Path
+) -> None:
+    absent = tmp_path / "absent.wav"
+    done = oasr_client(*at(echo_server), "--parallel", 2, absent, recording)
+    assert done.returncode == 1
+    assert done.stdout == f"{recording}: heard 24000\n"
+    assert done.stderr == f"oasr-client: {absent}: no such file; check the path\n"
+
+
+@triton
+def test_json_lines_tell_every_answer(echo_server: TritonServer, recording: Path) -> None:
+    arguments = [*at(echo_server), "--json", "--chunk-ms", 640, "--option", "label=a=b", recording]
+    lines = [json.loads(line) for line in oasr_client(*arguments).stdout.splitlines()]
+    assert [line["text"] for line in lines] == [
+        "a=b heard 10240",
+        "a=b heard 20480",
+        "a=b heard 24000",
+    ]
+    assert [line["is_final"] for line in lines] == [False, False, True]
+    assert [line["audio_s"] for line in lines] == [0.64, 1.28, 1.5]
+    assert all(line["file"] == str(recording) and line["latency_ms"] > 0 for line in lines)
+    finals = oasr_client(*arguments, "--no-partials").stdout.splitlines()
+    assert [json.loads(line)["is_final"] for line in finals] == [True]
+
+
+@triton
+def test_http_and_fp32_say_the_same(echo_server: TritonServer, recording: Path) -> None:
+    url = ["--url", echo_server.http_url, "--protocol", "http", "--dtype", "fp32"]
+    done = oasr_client(*url, "--model", "echo", recording)
+    assert (done.returncode, done.stdout) == (0, "heard 24000\n")
+
+
+@triton
+def test_realtime_takes_as_long_as_the_recording(
+    echo_server: TritonServer, recording: Path
+) -> None:
+    arguments = ["--realtime", "--json", "--chunk-ms", "500", str(recording)]
+    command = [*COMMAND, *at(echo_server), *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        arrivals_s = [time.monotonic() for _ in process.stdout]
+    assert len(arrivals_s) == 3
+    # From half a second of audio to one and a half.
+    assert 0.9 < arrivals_s[-1] - arrivals_s[0] < 2.0
+
+
+@triton
+def test_captions_and_documents_are_written_per_file(
+    echo_server: TritonServer, recording: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.wav"
+    soundfile.write(other, np.zeros(800), 8000)
+    done = oasr_client(
+        *at(echo_server), recording, other, "--format", "srt", "--output-dir", tmp_path / "out"
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    caption = (tmp_path / "out" / "tone.srt").read_text()
+    assert caption == "1\n00:00:00,000 --> 00:00:01,500\nheard 24000\n\n"
+    assert "heard 1600" in (tmp_path / "out" / "other.srt").read_text()
+    document = json.loads(oasr_client(*at(echo_server), recording, "--format", "json").stdout)
+    assert (document["text"], document["audio_s"]) == ("heard 24000", 1.5)
+    assert oasr_client(*at(echo_server), recording, "--format", "vtt").stdout.startswith("WEBVTT")
+
+
+@triton
+def test_a_manifest_is_scored(echo_server: TritonServer, recording: Path) -> None:
+    manifest = recording.parent / "manifest.jsonl"
+    manifest.write_text(json.dumps({"audio": recording.name, "text": "HEARD 24000 TIMES"}) + "\n")
+    done = oasr_client(*at(echo_server), "--manifest", manifest)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "WER 33.33% (1 errors in 3 words, 1 files)"
+    lines = oasr_client(*at(echo_server), "--manifest", manifest, "--json").stdout.splitlines()
+    assert json.loads(lines[-1]) == {"wer": 0.333333, "errors": 1, "words": 3, "files": 1}
+
+
+@triton
+def test_a_terminal_shows_partials_and_keeps_the_final(
+    echo_server: TritonServer, recording: Path
+) -> None:
+    leader, follower = pty.openpty()
+    command = [*COMMAND, *at(echo_server), str(recording), "--realtime", "--chunk-ms", "300"]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    shown = read_terminal(leader)
+    assert process.wait(30) == 0
+    assert "heard 4800" in shown
+    assert "heard 24000" in shown
+
+
+def read_terminal(leader: int) -> str:
+    parts = []
+    try:
+        while part := os.read(leader, 65536):
+            parts.append(part)
+    except OSError:
+        # Linux reports the far end's closing as an input/output error.
+        pass
+    os.close(leader)
+    return b"".join(parts).decode()
+
+
+@triton
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_a_signal_cancels_and_frees_the_streams(
+    echo_server: TritonServer, recording: Path, number: int, status: int
+) -> None:
+    arguments = ["--json", "--realtime", "--chunk-ms", "100", str(recording)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*COMMAND, *at(echo_server), *arguments], **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (status, "oasr-client: cancelled\n")
+    probe = oasr_client(*at(echo_server), recording, "--format", "json")
+    assert json.loads(probe.stdout)["live_streams"] == 0
+
+
+def test_an_absent_server_is_told_with_the_file(recording: Path) -> None:
+    done = oasr_client("--url", "127.0.0.1:9", recording)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"oasr-client: {recording}: no server answers at 127.0.0.1:9")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "give audio files"),
+        (["a.wav", "--microphone"], "give audio files"),
+        (["a.wav", "--option", "nbest"], "key=value"),
+        (["a.wav", "b.wav", "--format", "srt"], "--output-dir"),
+        (["a.wav", "--json", "--format", "vtt"], "--json"),
+        (["x/a.wav", "y/a.wav", "--output-dir", "out"], "one name"),
+        (["a.wav", "--url", "http://host:8000"], "scheme"),
+        (["a.wav", "--protocol", "ws"], "ws"),
+        (["--manifest", "absent.json"], "absent.json"),
+    ],
+)
+def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str, tmp_path: Path) -> None:
+    done = oasr_client(*arguments, cwd=tmp_path, env={**os.environ, "COLUMNS": "500"})
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_words_become_captions_that_break_at_pauses_and_length() -> None:
+    starts_s = [0.0, 1.0, 2.0, 13.0, 14.0]
+    words = [
+        {"word": f"w{number}", "start_s": start_s, "end_s": start_s + 0.5}
+        for number, start_s in enumerate(starts_s)
+    ]
+    assert srt({"words": words[:3]}).count("-->") == 1
+    assert srt({"words": words}).splitlines()[:7] == [
+        "1",
+        "00:00:00,000 --> 00:00:02,500",
+        "w0 w1 w2",
+        "",
+        "2",
+        "00:00:13,000 --> 00:00:14,500",
+        "w3 w4",
+    ]
+    many = [{"word": "long", "start_s": i * 0.2, "end_s": i * 0.2 + 0.1} for i in range(3 * 31)]
+    assert srt({"words": many}).count("-->") > 3
+
+
+def test_segments_and_then_the_whole_text_stand_in_for_words() -> None:
+    segments = [{"text": "a < b", "start_s": 3599.9996, "end_s": 3601.0}]
+    assert vtt({"segments": segments, "text": "x"}) == (
+        "WEBVTT\n\n01:00:00.000 --> 01:00:01.000\na &lt; b\n\n"
+    )
+    assert srt({"text": "all", "audio_s": 2.0}) == "1\n00:00:00,000 --> 00:00:02,000\nall\n\n"
+    assert srt({"text": "", "audio_s": 2.0}) == ""
+
+
+def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None:
+    entries = [{"wav": "a.wav", "text": "A"}, {"audio_filepath": "/b.wav", "text": "B"}]
+    expected = {tmp_path / "a.wav": "A", Path("/b.wav"): "B"}
+    for name, content in (
+        ("list.json", json.dumps(entries)),
+        ("lines.jsonl", "\n".join(map(json.dumps, entries))),
+    ):
+        (tmp_path / name).write_text(content)
+        assert load_manifest(tmp_path / name) == expected
+    (tmp_path / "bad.json").write_text('[{"text": "no audio"}]')
+    with pytest.raises(ClientError, match="entry 1"):
+        load_manifest(tmp_path / "bad.json")
+
+
+def test_word_errors_fold_case_and_count_words_heard_in_silence() -> None:
+    references = {Path("a"): "One two", Path("b"): "", Path("failed"): "not counted"}
+    errors = word_errors(references, {Path("a"): "ONE three", Path("b"): "ghost"})
+    assert (errors.num_errors, errors.num_words, errors.num_files) == (2, 2, 2)
+    assert errors.rate == 1.0
+
+
+def test_the_microphone_names_the_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+
+    async def listen() -> None:
+        async for _ in microphone_chunks(100, asyncio.Event()):
+            pass
+
+    with pytest.raises(ClientError, match="pip install sounddevice"):
+        asyncio.run(listen())
+
+
+def test_the_microphone_hands_on_what_the_device_gives_until_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", sound_device())
+
+    async def listen() -> list[np.ndarray]:
+        stop, heard = asyncio.Event(), []
+        async for chunk in microphone_chunks(10, stop):
+            heard.append(chunk)
+            if len(heard) == 3:
+                stop.set()
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(listen(), 5))
+    assert [chunk.size for chunk in heard[:3]] == [160, 160, 160]
+    assert [float(chunk[0]) for chunk in heard[:3]] == [0.0, 1.0, 2.0]
+
+
+def sound_device() -> types.ModuleType:
+    """The interface of `sounddevice` for a machine without a microphone: it counts blocks."""
+
+    class InputStream:
+        def __init__(self, *, blocksize: int, callback: Any, **_settings: Any) -> None:
+            self.blocks = [np.full((blocksize, 1), n, np.float32) for n in range(3)]
+            self.callback = callback
+
+        def __enter__(self) -> None:
+            for block in self.blocks:
+                self.callback(block, block.size, None, None)
+                block[:] = np.nan
+
+        def __exit__(self, *_exc: object) -> None:
+            pass
+
+    module = types.ModuleType("sounddevice")
+    module.InputStream = InputStream  # type: ignore[attr-defined]
+    module.PortAudioError = OSError  # type: ignore[attr-defined]
+    return module
