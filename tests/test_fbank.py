@@ -42,7 +42,7 @@ def exact_features(samples: npt.NDArray[np.float32], config: FbankConfig) -> tor
     frames = frames - frames.mean(-1, keepdim=True)
     previous = torch.cat([frames[:, :1], frames[:, :-1]], dim=1)
     frames = (frames - config.preemphasis * previous) * frame_window(config)
-    power = torch.fft.rfft(frames, n=config.fft_size).abs() ** 2
+    power = torch.fft.rfft(frames, n=config.fft_size).abs()[:, :-1] ** 2
     mel = power @ mel_matrix(config)
     return mel.clamp(min=torch.finfo(torch.float32).eps).log()
 
@@ -141,3 +141,14 @@ def test_samples_of_a_wrong_shape_are_refused() -> None:
         LogMelFilterbank()(torch.zeros(400))
     with pytest.raises(StreamStateError, match="int16"):
         LogMelFilterbank()(torch.zeros(1, 400, dtype=torch.int16))
+
+
+def test_a_batch_larger_than_a_tile_is_whole_and_in_order() -> None:
+    samples_BS = torch.randn(37, 10960, generator=torch.Generator().manual_seed(2)) * 0.1
+    fbank = LogMelFilterbank()
+    features = fbank(samples_BS)
+    assert features.shape == (37, 67, 80)
+    for row in (0, 7, 8, 36):
+        alone = fbank(samples_BS[row : row + 1])[0]
+        torch.testing.assert_close(features[row], alone, atol=1e-5, rtol=0)
+    assert fbank(samples_BS[:0]).shape == (0, 67, 80)
