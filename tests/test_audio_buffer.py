@@ -193,6 +193,23 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     assert len(pop_ready(buffer)) == 1
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_discarded_stream_has_no_window_and_takes_no_sample(finished: bool) -> None:
+    buffer = AudioBuffer(SMALL)
+    buffer.accept(noise(5 * SMALL.window_samples))
+    buffer.pop_window(np.zeros(SMALL.window_samples, np.float32))
+    if finished:
+        buffer.finish(tail_padding=True)
+    for _ in range(2):
+        buffer.discard()
+        buffer.check_integrity()
+    assert buffer.is_finished
+    assert (buffer.num_ready_windows, buffer.buffered_samples) == (0, 0)
+    assert buffer.heard_samples == 5 * SMALL.window_samples
+    with pytest.raises(StreamStateError, match="after the end"):
+        buffer.accept(noise(1))
+
+
 def test_integrity_notices_a_lost_sample() -> None:
     buffer = AudioBuffer(SMALL)
     buffer.accept(noise(4))

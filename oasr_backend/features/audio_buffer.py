@@ -112,6 +112,7 @@ class AudioBuffer:
         self._popped_windows = 0
         self._is_finished = False
         self._has_tail_padding = False
+        self._is_discarded = False
 
     @property
     def heard_samples(self) -> int:
@@ -134,6 +135,8 @@ class AudioBuffer:
     def num_ready_windows(self) -> int:
         """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
         geometry = self.geometry
+        if self._is_discarded:
+            return 0
         if not self._is_finished:
             return _count(self.buffered_samples, geometry.window_samples, geometry.stride_samples)
         if self._has_tail_padding:
@@ -172,6 +175,15 @@ class AudioBuffer:
         self._is_finished = True
         self._has_tail_padding = tail_padding
 
+    def discard(self) -> None:
+        """Ends the stream at once: what is held is dropped and no window follows.
+
+        Allowed before and after `finish`; a second call changes nothing.
+        """
+        self._is_finished = True
+        self._is_discarded = True
+        self._start = self._end
+
     def pop_window(self, into: Samples) -> int:
         """Writes the next window into a float32 row of `window_samples` and moves on by a stride.
 
@@ -199,6 +211,8 @@ class AudioBuffer:
     def check_integrity(self) -> None:
         """Raises StreamStateError unless counters and held samples agree."""
         released = min(self._popped_windows * self.geometry.stride_samples, self._heard_samples)
+        if self._is_discarded:
+            released = self._heard_samples
         if not 0 <= self._start <= self._end <= self._samples.size:
             raise StreamStateError(
                 f"held range {self._start}..{self._end} leaves the buffer of {self._samples.size} "
