@@ -15,6 +15,7 @@ from oasr_backend.serve.checks import (
     check_libpython,
     check_model_repository,
     check_numpy,
+    check_package,
     check_ports,
     check_shared_memory,
     check_stub,
@@ -95,6 +96,12 @@ def test_missing_torch_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     (problem,) = check_torch()
     assert "pip install 'torch" in problem.remedy
+
+
+def test_a_package_that_is_not_installed_is_a_problem() -> None:
+    (problem,) = check_package("oasr-backend-of-nobody")
+    assert "pip install -e ." in problem.remedy
+    assert check_package() == []
 
 
 def test_a_python_without_its_shared_library_is_a_problem_of_the_embedded_server_only(

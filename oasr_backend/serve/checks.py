@@ -9,6 +9,7 @@ import errno
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class Problem:
 
 def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
     """Run every check for this server with these settings."""
-    problems = [*check_numpy(), *check_torch(), *check_libpython(install), *check_stub(install)]
+    problems = [*check_numpy(), *check_torch(), *check_package()]
+    problems += [*check_libpython(install), *check_stub(install)]
     problems += check_ports(settings.host, settings.ports)
     problems += check_model_repository(settings.model_repository)
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
@@ -70,6 +72,16 @@ def check_torch() -> list[Problem]:
     if importlib.util.find_spec("torch") is not None:
         return []
     return [Problem("torch", "PyTorch is not installed", "run `pip install 'torch>=2.4'`")]
+
+
+def check_package(distribution: str = "oasr-backend") -> list[Problem]:
+    """The model runs in another process, which sees installed packages only."""
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        message = f"{distribution} is not installed for {sys.executable}, so no model can import it"
+        return [Problem("package", message, "run `pip install -e .` in the checkout")]
+    return []
 
 
 def check_libpython(install: TritonInstall) -> list[Problem]:
