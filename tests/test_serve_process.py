@@ -33,8 +33,8 @@ def _server() -> Iterator[TritonServer]:
         yield server
 
 
-def _fresh_server(**overrides: str) -> TritonServer:
-    return TritonServer(local_settings(ECHO_REPOSITORY, overrides=overrides))
+def _fresh_server(*, log_path: Path | None = None, **overrides: str) -> TritonServer:
+    return TritonServer(local_settings(ECHO_REPOSITORY, overrides=overrides), log_path=log_path)
 
 
 def _assert_nothing_is_left(server: TritonServer) -> None:
@@ -104,8 +104,8 @@ def test_a_clean_stop_removes_the_temporary_log() -> None:
     assert not server.log_path.exists()
 
 
-def test_a_server_killed_by_sigkill_leaves_nothing_after_the_stop() -> None:
-    server = _fresh_server()
+def test_a_server_killed_by_sigkill_leaves_nothing_after_the_stop(tmp_path: Path) -> None:
+    server = _fresh_server(log_path=tmp_path / "log")
     server.start()
     server.wait_ready(READY_TIMEOUT_S)
     os.killpg(server.pid, signal.SIGKILL)
@@ -114,8 +114,8 @@ def test_a_server_killed_by_sigkill_leaves_nothing_after_the_stop() -> None:
     _assert_nothing_is_left(server)
 
 
-def test_a_server_that_ignores_sigterm_is_killed_after_the_grace() -> None:
-    server = _fresh_server()
+def test_a_server_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    server = _fresh_server(log_path=tmp_path / "log")
     server.start()
     server.wait_ready(READY_TIMEOUT_S)
     server.send_signal(signal.SIGSTOP)
@@ -134,16 +134,14 @@ def test_a_model_that_cannot_load_ends_the_wait_with_the_log() -> None:
     _assert_nothing_is_left(server)
 
 
-def test_a_wait_that_takes_too_long_names_the_time() -> None:
-    server = _fresh_server(load_delay_s="30")
+def test_a_wait_that_takes_too_long_names_the_time(tmp_path: Path) -> None:
+    server = _fresh_server(log_path=tmp_path / "log", load_delay_s="30")
     server.start()
     with pytest.raises(ServerError, match=r"not ready after 0\.5 s"):
         server.wait_ready(0.5)
     # A server whose model loads does not end at SIGTERM.
     server.stop(grace_s=0.0)
     _assert_nothing_is_left(server)
-    assert server.log_path is not None
-    server.log_path.unlink()
 
 
 def test_a_server_that_was_not_started_says_so() -> None:

@@ -162,6 +162,8 @@ class TritonServer:
             except subprocess.TimeoutExpired:
                 logger.warning("tritonserver %d ignored SIGTERM for %s s", self.pid, grace_s)
         self._clear_up()
+        if self.exit_status == 0:
+            self._remove_own_log()
 
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
         """The last lines of the log; empty when the output is inherited."""
@@ -181,8 +183,8 @@ class TritonServer:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._owns_log and error is None and self.log_path is not None:
-            self.log_path.unlink(missing_ok=True)
+        if error is None:
+            self._remove_own_log()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -211,6 +213,10 @@ class TritonServer:
             return f"tritonserver {what}; see its output"
         cause = error_lines(self.log_tail(_CAUSE_SEARCH_LINES)) or self.log_tail()
         return f"tritonserver {what}; its log is {self.log_path}:\n{cause}"
+
+    def _remove_own_log(self) -> None:
+        if self._owns_log and self.log_path is not None:
+            self.log_path.unlink(missing_ok=True)
 
     def _clear_up(self) -> None:
         process = self._started()
