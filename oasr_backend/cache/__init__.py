@@ -4,6 +4,8 @@ from oasr_backend.cache.attention_cache import AttentionCacheManager
 from oasr_backend.cache.block_pool import BlockPool
 from oasr_backend.cache.cnn_cache import CnnCacheManager
 from oasr_backend.cache.ctc_state import CtcStateCacheManager, StreamHandle
+from oasr_backend.cache.decoder_kv import DecoderKVCacheManager
+from oasr_backend.cache.paged_decoder_kv import PagedDecoderKv
 from oasr_backend.cache.paged_kv import PagedKVCache, PagedLayout, PagedRows
 from oasr_backend.cache.sizing import bytes_per_kv_block, derive_max_num_blocks
 from oasr_backend.cache.slot_pool import StreamSlotPool
@@ -18,6 +20,8 @@ __all__ = [
     "CacheConfig",
     "CnnCacheManager",
     "CtcStateCacheManager",
+    "DecoderKVCacheManager",
+    "PagedDecoderKv",
     "PagedKVCache",
     "PagedLayout",
     "PagedRows",
