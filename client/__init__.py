@@ -8,6 +8,7 @@ from oasr_client.errors import (
     OverloadedError,
     RequestRejectedError,
     ServerUnavailableError,
+    StreamEndedError,
     StreamLostError,
     StreamStateError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "RetryPolicy",
     "ServerUnavailableError",
     "Stream",
+    "StreamEndedError",
     "StreamLostError",
     "StreamStateError",
     "StreamUpdate",

@@ -4,6 +4,7 @@ ClientError                  base; the message ends with the remedy
 ├── ServerUnavailableError   nobody answers there, or the server is going down: start it, retry
 ├── OverloadedError          the server is up but has no room for a stream: retry later
 ├── StreamLostError          the server no longer knows the stream: START it again
+│   └── StreamEndedError     the server ended it at its longest length: go on in a new one
 ├── RequestRejectedError     this request is wrong: mend it; the stream goes on
 ├── DeadlineError            no answer in time: the chunk's fate is unknown
 ├── StreamStateError         a call that the stream's state forbids (a programming error)
@@ -17,7 +18,8 @@ import re
 
 from tritonclient.utils import InferenceServerException
 
-_LOST = re.compile(r"must specify the START flag|unknown stream|not open|send START", re.I)
+_LOST = re.compile(r"must specify the START flag|unknown stream|send START", re.I)
+_ENDED = re.compile(r"finish_reason", re.I)
 # gRPC reports both a dead peer and a refusing server as UNAVAILABLE: only the words differ.
 _NO_PEER = re.compile(
     r"failed to connect|errors resolving|name resolution|connection (refused|reset|timed out)"
@@ -51,6 +53,10 @@ class OverloadedError(ClientError):
 
 
 class StreamLostError(ClientError):
+    pass
+
+
+class StreamEndedError(StreamLostError):
     pass
 
 
@@ -99,6 +105,11 @@ def _from_status(error: InferenceServerException, *, url: str, timeout_s: float)
 
 
 def _invalid(text: str) -> ClientError:
+    if _ENDED.search(text):
+        return StreamEndedError(
+            f"the stream is over on the server: {text}; go on in a new stream, "
+            "or allow restarts with RetryPolicy"
+        )
     if _LOST.search(text):
         return StreamLostError(
             f"the server does not know this stream (it was idle too long, or the server was "

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from oasr_client.errors import (
     ClientError,
-    DeadlineError,
     OverloadedError,
     RequestRejectedError,
     ServerUnavailableError,
+    StreamEndedError,
     StreamLostError,
     StreamStateError,
 )
@@ -51,10 +51,12 @@ class RetryPolicy:
     """How hard to try. The default repairs a lost stream and otherwise fails at once.
 
     `start_attempts`: how often START is sent while the server is overloaded or unreachable.
-    `max_restarts`: how often one stream is started again after the server lost it.
+    `max_restarts`: how often one chunk may have the stream started again because the server
+    lost it.
     `replay_limit_s`: a lost stream that has sent no more audio than this is sent again as a
     whole, and its text is replaced; a longer one goes on as a new segment whose text is appended
     to the text so far (what the server held back undecoded, under one window, is then lost).
+    A stream that the server ended at its longest length always goes on as a new segment.
     `backoff_s` doubles with each attempt up to `max_backoff_s`.
     """
 
@@ -176,6 +178,7 @@ class Session:
                 update = self._accept(outcome, request, time.perf_counter() - sent_s)
                 unsent.pop(0)
                 if not unsent:
+                    self._num_restarts = 0
                     return update
             elif isinstance(outcome, ClientError):
                 pause_s, unsent = self._recover(outcome, request, unsent)
@@ -206,7 +209,8 @@ class Session:
             self._num_starts_failed += 1
             return self._policy.pause_s(self._num_starts_failed - 1), unsent
         if not request.is_start and self._may_restart(error):
-            return 0.0, self._restart_with(unsent)
+            may_replay = not isinstance(error, StreamEndedError)
+            return 0.0, self._restart_with(unsent, may_replay=may_replay)
         self._note_failure(error)
         raise error
 
@@ -218,10 +222,10 @@ class Session:
         is_loss = isinstance(error, (StreamLostError, ServerUnavailableError))
         return is_loss and self._num_restarts < self._policy.max_restarts
 
-    def _restart_with(self, unsent: list[Samples]) -> list[Samples]:
+    def _restart_with(self, unsent: list[Samples], *, may_replay: bool) -> list[Samples]:
         self._num_restarts += 1
         self._is_started = False
-        if self._kept.is_whole:
+        if may_replay and self._kept.is_whole:
             unsent = in_pieces([*self._kept.chunks, *unsent])
         else:
             self._earlier_text = join_texts(self._earlier_text, self._text)
@@ -231,12 +235,10 @@ class Session:
 
     def _note_failure(self, error: ClientError) -> None:
         if isinstance(error, RequestRejectedError):
-            self._may_be_held = self._is_started
             return
         self._closed_because = type(error).__name__
-        self._may_be_held = isinstance(error, DeadlineError) or (
-            self._is_started and isinstance(error, OverloadedError)
-        )
+        # Triton itself keeps a slot even for a START that the model refused, until END or idleness.
+        self._may_be_held = not isinstance(error, ServerUnavailableError)
 
     def _new_kept(self) -> KeptAudio:
         return KeptAudio(self._policy.replay_limit_s * SAMPLE_RATE_HZ)

@@ -87,8 +87,8 @@ def test_realtime_takes_as_long_as_the_recording(
         assert process.stdout is not None
         arrivals_s = [time.monotonic() for _ in process.stdout]
     assert len(arrivals_s) == 3
-    # From half a second of audio to one and a half.
-    assert 0.9 < arrivals_s[-1] - arrivals_s[0] < 2.0
+    # One second apart, less what a busy machine delays the first by; unpaced they come at once.
+    assert arrivals_s[-1] - arrivals_s[0] > 0.4
 
 
 @triton

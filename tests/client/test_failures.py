@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -183,12 +184,16 @@ def test_a_stream_outlives_its_server_without_losing_a_sample(
 ) -> None:
     patient = RetryPolicy(start_attempts=100, backoff_s=0.1, max_backoff_s=0.2)
     settings = settings_for(doomed_server, protocol, retry=patient)
-    with StreamingClient(**settings) as client, client.stream() as stream:
-        stream.send(np.zeros(100))
-        stream.send(np.zeros(200))
-        os.killpg(doomed_server.pid, signal.SIGKILL)
-        doomed_server.wait(10)
-        with TritonServer(doomed_server.settings):
+    successor = TritonServer(doomed_server.settings)
+    with contextlib.ExitStack() as cleanup:
+        # Stopped after the client has hung up: Triton waits for open HTTP connections.
+        cleanup.push(successor)
+        with StreamingClient(**settings) as client, client.stream() as stream:
+            stream.send(np.zeros(100))
+            stream.send(np.zeros(200))
+            os.killpg(doomed_server.pid, signal.SIGKILL)
+            doomed_server.wait(10)
+            successor.start()
             final = stream.finish(np.zeros(3))
     assert (final.text, final.segment) == ("heard 303", 0)
 

@@ -19,6 +19,7 @@ from oasr_client.errors import (
     OverloadedError,
     RequestRejectedError,
     ServerUnavailableError,
+    StreamEndedError,
     StreamLostError,
     StreamStateError,
     translate,
@@ -208,14 +209,27 @@ def test_a_loss_during_the_replay_starts_the_replay_again() -> None:
 
 def test_restarts_are_counted_and_then_the_loss_is_told() -> None:
     lost = StreamLostError("idle")
-    policy = RetryPolicy(max_restarts=2, backoff_s=0.0)
+    policy = RetryPolicy(max_restarts=2)
     stream, server = session(policy=policy), Server(None, lost, None, lost, None, lost)
-    for _ in range(3):
-        server.run(stream, 10)
+    server.run(stream, 20 * 16000)
     with pytest.raises(StreamLostError):
         server.run(stream, 10)
     with pytest.raises(StreamStateError, match="StreamLostError"):
         server.run(stream, 10)
+
+
+def test_a_chunk_that_gets_through_renews_the_restarts() -> None:
+    stream = session(policy=RetryPolicy(max_restarts=1))
+    server = Server(None, *[StreamLostError("idle"), None] * 5)
+    texts = [server.run(stream, 10).text for _ in range(6)]
+    assert texts == ["n10", "n20", "n30", "n40", "n50", "n60"]
+
+
+def test_a_stream_at_its_longest_length_goes_on_as_a_new_segment() -> None:
+    stream, server = session(), Server(None, StreamEndedError("length"))
+    server.run(stream, 10)
+    update = server.run(stream, 5)
+    assert (update.text, update.segment) == ("n10 n5", 1)
 
 
 def test_start_is_tried_again_with_growing_pauses() -> None:
@@ -231,7 +245,14 @@ def test_by_default_an_overloaded_server_is_told_at_once() -> None:
     stream = session()
     with pytest.raises(OverloadedError):
         Server(OverloadedError("full")).run(stream, 10)
-    assert stream.abandon_request() is None
+
+
+@pytest.mark.parametrize("refusal", [OverloadedError("full"), RequestRejectedError("bad option")])
+def test_a_refused_start_is_ended_because_triton_still_holds_it(refusal: ClientError) -> None:
+    stream = session()
+    with pytest.raises(type(refusal)):
+        Server(refusal).run(stream, 10)
+    assert stream.abandon_request() is not None
 
 
 def test_a_late_answer_gives_the_stream_up_but_still_ends_it() -> None:
@@ -289,6 +310,8 @@ LOST = "inference request for sequence 7 to model 'm' must specify the START fla
         (GRPC + "INVALID_ARGUMENT", LOST, StreamLostError),
         ("400", LOST, StreamLostError),
         ("400", "unknown stream 7: send START first", StreamLostError),
+        ("400", "stream 7 is unknown here; send START on the first request", StreamLostError),
+        ("400", "ended (finish_reason 'length'); send START", StreamEndedError),
         (GRPC + "INVALID_ARGUMENT", "unknown parameter 'nbset'", RequestRejectedError),
         ("400", "WAV holds NaN", RequestRejectedError),
         (GRPC + "NOT_FOUND", "unknown model", RequestRejectedError),
