@@ -52,17 +52,7 @@ class KvStreams:
             raise ConfigError(
                 f"pad_lanes={lanes} needs scratch blocks: BlockPool(config, scratch_blocks={lanes})"
             )
-        width = self.config.max_blocks_per_seq
-        for lane, slot in enumerate(self.pad_slots):
-            own = scratch[lane::lanes] or [scratch[lane % len(scratch)]]
-            row = [own[column % len(own)] for column in range(width)]
-            self.tables.append([slot] * width, range(width), row)
-        self.tables.set_lengths(
-            self.pad_slots,
-            starts=[0] * lanes,
-            seqlens=[self.config.prefilled_cache_frames] * lanes,
-        )
-        self.tables.flush()
+        self.tables.set_lanes(self.pad_slots, scratch, seqlen=self.config.prefilled_cache_frames)
 
     # Life of a stream
 
@@ -100,8 +90,8 @@ class KvStreams:
         frames = self.config.prefilled_cache_frames
         state.blocks = self.pool.allocate(-(-frames // self.config.block_size_frames))
         state.visible = state.position = frames
-        count = len(state.blocks)
-        self.tables.append([state.slot_id] * count, range(count), state.blocks)
+        columns = range(len(state.blocks))
+        self.tables.append([state.slot_id] * len(columns), columns, state.blocks)
         self._publish([state], new_blocks=state.blocks)
 
     def _release_blocks(self, state: StreamKvState) -> None:

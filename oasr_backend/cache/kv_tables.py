@@ -62,6 +62,15 @@ class PagedTables:
         self.host_table[rows, kept:width] = 0
         self._edited.append((rows[:, None] * self._width + np.arange(width)).ravel())
 
+    def set_lanes(self, slots: Sequence[int], blocks: Sequence[int], *, seqlen: int) -> None:
+        """Deals `blocks` out to the rows, each repeating its share over the whole row."""
+        for lane, slot in enumerate(slots):
+            own = blocks[lane :: len(slots)] or [blocks[lane % len(blocks)]]
+            row = [own[column % len(own)] for column in range(self._width)]
+            self.append([slot] * self._width, range(self._width), row)
+        self.set_lengths(slots, starts=[0] * len(slots), seqlens=[seqlen] * len(slots))
+        self.flush()
+
     def flush(self, blocks: Sequence[int] = ()) -> Tensor:
         """Brings the device up to date in one upload; `blocks` ride along and come back (int64)."""
         index = np.concatenate([*self._edited, np.empty(0, np.int64)])
