@@ -1,10 +1,19 @@
-"""Streaming speech recognition for NVIDIA Triton: many live streams, one acoustic model."""
+"""Streaming speech recognition for NVIDIA Triton: many live streams, one acoustic model.
 
-from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig, GpuDecoderResult, GpuStreamingDecoder
-from oasr_backend.engine import Engine
-from oasr_backend.errors import OasrError
-from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
+The public names load on first use: the launcher checks the machine before it imports PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oasr_backend.config import ServingConfig
+    from oasr_backend.decoders import GpuDecoderConfig, GpuDecoderResult, GpuStreamingDecoder
+    from oasr_backend.engine import Engine
+    from oasr_backend.errors import OasrError
+    from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
 
 __all__ = [
     "AudioChunk",
@@ -17,3 +26,21 @@ __all__ = [
     "OasrError",
     "ServingConfig",
 ]
+
+_HOME = {
+    "AudioChunk": "types",
+    "ChunkResult": "types",
+    "Engine": "engine",
+    "GpuDecoderConfig": "decoders",
+    "GpuDecoderResult": "decoders",
+    "GpuStreamingDecoder": "decoders",
+    "Hypothesis": "types",
+    "OasrError": "errors",
+    "ServingConfig": "config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -54,11 +54,19 @@ class ServingConfig:
     blank_threshold: float = 1.0
     # Seconds without a request after which a stream is freed; must exceed Triton's own limit.
     stream_idle_timeout_s: float = 90.0
+    # Seconds of silence after which Triton itself has forgotten a sequence; 0: as
+    # stream_idle_timeout_s. The Triton model takes it from config.pbtxt.
+    dead_after_s: float = 0.0
     # CPU threads of one instance; 0: PyTorch's choice.
     num_threads: int = 0
+    # info: a line for each stream that opens or ends; warning: faults only.
+    log_level: str = "info"
+    # For tests of overload: every step takes this much longer.
+    debug_slow_step_ms: int = 0
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
         _check_choice("decoder", self.decoder, ("greedy", "prefix_beam"))
         _check_minimum("num_left_chunks", self.num_left_chunks, -1)
         for name in (
@@ -68,13 +76,14 @@ class ServingConfig:
             _check_minimum(name, getattr(self, name), 1)
         for name in (
             "block_size_frames", "max_streams", "max_step_streams", "max_num_blocks", "num_threads",
+            "debug_slow_step_ms",
         ):  # fmt: skip
             _check_minimum(name, getattr(self, name), 0)
         if not 0.0 < self.blank_threshold <= 1.0:
             raise ConfigError(
                 f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
             )
-        if self.stream_idle_timeout_s <= 0:
+        if self.stream_idle_timeout_s <= 0 or self.dead_after_s < 0:
             raise ConfigError(
                 f"stream_idle_timeout_s={self.stream_idle_timeout_s} must be positive"
             )
@@ -98,6 +107,7 @@ class ServingConfig:
             self,
             block_size_frames=self.block_size_frames or self.chunk_size,
             max_streams=self.max_streams or (2048 if on_gpu else 256),
+            dead_after_s=self.dead_after_s or self.stream_idle_timeout_s,
             max_step_streams=self.max_step_streams or (1024 if on_gpu else 64),
         )
 

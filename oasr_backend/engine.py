@@ -10,47 +10,35 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from oasr_backend.admission import Admission
 from oasr_backend.batching import StepBatch, next_batch, stack_windows
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.encoders import EncoderSpec
-from oasr_backend.errors import (
-    InvalidRequestError,
-    OasrError,
-    StepFailedError,
-    StreamCancelledError,
-)
+from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.features import AudioBuffer, WindowGeometry
+from oasr_backend.metrics import EngineMetrics, Sample
 from oasr_backend.results import result_document
-from oasr_backend.runner import EncoderRunner
+from oasr_backend.runner import EncoderRunner, is_device_lost
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
-from oasr_backend.stream_options import StreamOptions
 from oasr_backend.streams import Stream, StreamRegistry
-from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis, StreamId
+from oasr_backend.turns import Request, Turn, TurnQueues
+from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
 
 logger = logging.getLogger(__name__)
 
-Request = AudioChunk | OasrError
-
-
-@dataclass(frozen=True)
-class _Turn:
-    """One request on its way through `process`: its stream, or why it has none."""
-
-    request: Request
-    stream: Stream | None = None
-    error: OasrError | None = None
-
 
 class Engine:
-    """Serves many streams with one model. Thread-safe: calls take turns."""
+    """Serves many streams with one model. Thread-safe: every public call takes the lock.
+
+    `submit` admits requests, `step` advances every stream that has a full window by one, and a turn
+    is done once its stream has none left. `process` does all of it for callers that can wait.
+    """
 
     def __init__(
         self,
@@ -61,22 +49,25 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         config = config.with_defaults(on_gpu=device.type == "cuda")
-        model = self.model = checkpoint.model
+        model = checkpoint.model
         dtype = getattr(torch, config.dtype)
         cache_config = build_cache_config(config, model.spec, device=device, dtype=dtype)
         most_positions = max(config.position_limit_frames, cache_config.max_stream_frames)
         model.prepare(device=device, dtype=dtype, num_positions=most_positions + config.chunk_size)
         self.config = config
+        self.model = model
+        self.geometry = _window_geometry(config, model.spec)
         self.caches = StreamCaches(
             cache_config, _decoder_config(config, model.blank_id), vocab_size=model.vocab_size
         )
-        self.geometry = _window_geometry(config, model.spec)
+        self.metrics = EngineMetrics()
         self.streams = StreamRegistry(
             max_streams=config.max_streams,
             idle_timeout_s=config.stream_idle_timeout_s,
             open_context=self.caches.open,
             new_buffer=lambda: AudioBuffer(self.geometry),
         )
+        self._admission = Admission(self.streams, config, self.metrics)
         self._runner = EncoderRunner(
             model,
             self.caches,
@@ -84,120 +75,127 @@ class Engine:
         )
         self._tokenizer = checkpoint.tokenizer
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._turns = TurnQueues()
+        self._lost: DeviceLostError | None = None
 
     @classmethod
     def load(cls, checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
         """Loads a checkpoint directory and gets ready to serve it on `device`."""
         return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
 
+    @property
+    def is_healthy(self) -> bool:
+        """False once the device cannot be used any more; every request then says so."""
+        return self._lost is None
+
     def process(self, requests: Sequence[Request]) -> list[ChunkResult]:
         """One answer per request, in their order; never raises for one stream's fault."""
-        with self._lock:
-            now_s = self._clock()
-            self._close_idle(now_s)
-            answers: dict[int, ChunkResult] = {}
-            for indices in self._rounds(requests):
-                turns = [self._admit(requests[index], now_s) for index in indices]
-                self._run([turn.stream for turn in turns if turn.stream is not None])
-                answers.update(zip(indices, self._answer(turns), strict=True))
-            return [answers[index] for index in range(len(requests))]
+        turns = self.submit(requests)
+        while not all(turn.is_done for turn in turns):
+            self.step()
+        return [turn.result for turn in turns if turn.result is not None]
 
-    def close_idle(self) -> int:
-        """Frees streams whose callers went silent; for a background thread."""
-        with self._lock:
-            return self._close_idle(self._clock())
-
-    def close(self) -> None:
-        """Frees every stream."""
-        with self._lock:
-            for stream in self.streams:
-                self.streams.close(stream)
-
-    def check_integrity(self) -> None:
-        """Every cache agrees with itself and with the open streams."""
-        self.caches.check_integrity()
-
-    def _rounds(self, requests: Sequence[Request]) -> list[list[int]]:
-        """Indices of requests such that no id stands twice in a round.
+    def submit(self, requests: Sequence[Request]) -> list[Turn]:
+        """Admits requests; a turn that needs no decoding is done at once.
 
         Triton keeps one request of a sequence in flight. So a START that shares a list with a
         continuation or END of a live stream of that id begins the *next* stream: it comes later.
         """
-        rounds: list[list[int]] = []
-        depth: dict[StreamId, int] = {}
-        for index in sorted(range(len(requests)), key=lambda i: self._starts_anew(requests[i])):
-            request = requests[index]
-            level = 0
-            if isinstance(request, AudioChunk):
-                level = depth.get(request.stream_id, 0)
-                depth[request.stream_id] = level + 1
-            if level == len(rounds):
-                rounds.append([])
-            rounds[level].append(index)
-        return rounds
+        with self._lock:
+            turns = [Turn(request) for request in requests]
+            for turn in sorted(turns, key=self._begins_anew):
+                request = turn.request
+                if isinstance(request, OasrError):
+                    self._refuse(turn, request)
+                elif self._turns.push(request.stream_id, turn):
+                    self._admit(turn)
+            self._settle()
+            return turns
 
-    def _starts_anew(self, request: Request) -> bool:
+    def step(self) -> None:
+        """One window of every stream that is ready, as far as the step's width goes."""
+        with self._lock:
+            streams = [turn.stream for turn in self._turns.heads() if turn.stream]
+            ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
+            going_on = [stream for stream in ready if not self._ends_at_capacity(stream)]
+            if going_on:
+                self._step(going_on)
+                self._turns.stepped(going_on)
+            self._settle()
+
+    def close_idle(self) -> int:
+        """Frees streams whose callers went silent; one with a request in hand is not silent."""
+        with self._lock:
+            now_s = self._clock()
+            for turn in self._turns.heads():
+                if turn.stream is not None:
+                    turn.stream.last_request_s = now_s
+            return self._admission.reap(before_s=now_s - self.config.stream_idle_timeout_s)
+
+    def close(self) -> None:
+        """Answers what is still waiting with an error and frees every stream."""
+        with self._lock:
+            for turn in self._turns.all():
+                self._refuse(
+                    turn, StepFailedError("the server unloads this model; send START again")
+                )
+            self._turns.clear()
+            for stream in self.streams:
+                self.streams.close(stream)
+
+    def samples(self) -> list[Sample]:
+        """Every metric now."""
+        with self._lock:
+            pool = self.caches.pool
+            gauges = (
+                ("oasr_active_streams", "Open streams", len(self.streams)),
+                ("oasr_max_streams", "Streams that can be open at once", self.config.max_streams),
+                ("oasr_free_blocks", "K/V blocks that no stream holds", pool.num_free_blocks),
+                ("oasr_used_blocks", "K/V blocks in use", pool.num_blocks - pool.num_free_blocks),
+                ("oasr_healthy", "1 while the device works", int(self.is_healthy)),
+            )
+            samples = [Sample(name, "gauge", text, {}, value) for name, text, value in gauges]
+            return [*samples, *self.metrics.samples()]
+
+    def check_integrity(self) -> None:
+        """Every cache agrees with itself."""
+        with self._lock:
+            self.caches.check_integrity()
+
+    def _begins_anew(self, turn: Turn) -> bool:
+        request = turn.request
         return (
             isinstance(request, AudioChunk)
             and request.is_first
             and request.stream_id in self.streams
         )
 
-    def _admit(self, request: Request, now_s: float) -> _Turn:
+    def _admit(self, turn: Turn) -> None:
         """Opens or finds the stream and gives it the samples; a refusal changes no other stream."""
-        if isinstance(request, OasrError):
-            return _Turn(request, error=request)
+        request = turn.request
+        if not isinstance(request, AudioChunk):
+            return
         try:
-            stream = self._stream_of(request, now_s)
+            if self._lost is not None:
+                raise self._lost
+            turn.stream = self._admission.admit(request, now_s=self._clock())
         except OasrError as error:
-            return _Turn(request, error=error)
-        try:
-            self._accept(stream, request)
-        except OasrError as error:
-            if request.is_first or request.is_last or isinstance(error, StreamCancelledError):
-                self.streams.close(stream)
-            return _Turn(request, error=error)
-        return _Turn(request, stream=stream)
+            self._refuse(turn, error)
 
-    def _stream_of(self, chunk: AudioChunk, now_s: float) -> Stream:
-        if not chunk.is_first:
-            if chunk.parameters:
-                raise InvalidRequestError(
-                    f"stream {chunk.stream_id!r}: parameters {sorted(chunk.parameters)} on a later "
-                    "request; send them with START"
-                )
-            return self.streams.get(chunk.stream_id, now_s=now_s)
-        options = StreamOptions.from_parameters(chunk.parameters)
-        if chunk.stream_id in self.streams:
-            logger.warning("stream %r: START for a live stream; the old one ends", chunk.stream_id)
-            self.streams.close(self.streams.get(chunk.stream_id, now_s=now_s))
-        return self.streams.open(chunk.stream_id, options, now_s=now_s)
-
-    def _accept(self, stream: Stream, chunk: AudioChunk) -> None:
-        if chunk.is_cancelled():
-            raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
-        if stream.context is None:
-            raise InvalidRequestError(
-                f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
-                f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
-            )
-        _check_finite(chunk)
-        stream.accept(chunk.samples_S, is_last=chunk.is_last, tail_padding=self.config.tail_padding)
-
-    def _run(self, streams: Sequence[Stream]) -> None:
-        """Steps until no stream of this round has a full window left."""
-        while ready := next_batch(streams, max_step_streams=self.config.max_step_streams):
-            if going_on := [stream for stream in ready if not self._ends_at_capacity(stream)]:
-                self._step(going_on)
+    def _refuse(self, turn: Turn, error: OasrError) -> None:
+        self.metrics.rejected[type(error).__name__] += 1
+        turn.result = ChunkResult(error=error)
 
     def _step(self, streams: Sequence[Stream]) -> None:
+        begin_s = time.perf_counter()
         try:
             batch = self._prepare(streams)
             log_probs_BTV = self._runner.forward(batch)
             self._commit(streams, batch, log_probs_BTV)
         except Exception as error:
             self._fail(streams, error)
+        self.metrics.step_done(len(streams), time.perf_counter() - begin_s)
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         self.caches.prepare([stream.generation for stream in streams])
@@ -212,10 +210,14 @@ class Engine:
 
     def _fail(self, streams: Sequence[Stream], error: Exception) -> None:
         """Closes the streams of a failed step: their rows may be half-written."""
-        logger.error("a step of %d streams failed", len(streams), exc_info=error)
+        logger.error("event=step_failed streams=%d", len(streams), exc_info=error)
+        if is_device_lost(error):
+            self._lost = DeviceLostError(
+                f"the device failed ({error}); this instance answers nothing until it is restarted"
+            )
         for stream in streams:
-            stream.failure = StepFailedError(
-                f"stream {stream.stream_id!r} ends: the step failed ({error}); send START again"
+            stream.failure = self._lost or StepFailedError(
+                f"stream {stream.stream_id!r} ends: its step failed ({error}); send START again"
             )
             self.streams.close(stream)
 
@@ -227,39 +229,43 @@ class Engine:
         stream.audio.discard()
         return True
 
-    def _answer(self, turns: Sequence[_Turn]) -> list[ChunkResult]:
-        heard = [turn.stream for turn in turns if turn.stream and not turn.stream.failure]
-        hypotheses = self.caches.hypotheses([stream.generation for stream in heard])
-        found = dict(zip((stream.generation for stream in heard), hypotheses, strict=True))
-        return [self._answer_one(turn, found) for turn in turns]
+    def _settle(self) -> None:
+        """Answers every head that has no window left, then admits whoever waits behind it."""
+        while done := [turn for turn in self._turns.heads() if not _needs_step(turn)]:
+            self._answer([turn for turn in done if not turn.is_done])
+            for turn in done:
+                assert isinstance(turn.request, AudioChunk)
+                following = self._turns.pop(turn.request.stream_id)
+                if following is not None:
+                    self._admit(following)
 
-    def _answer_one(self, turn: _Turn, found: Mapping[int, Hypothesis]) -> ChunkResult:
+    def _answer(self, turns: Sequence[Turn]) -> None:
+        heard = [turn.stream for turn in turns if turn.stream and not turn.stream.failure]
+        generations = [stream.generation for stream in heard]
+        found = dict(zip(generations, self.caches.hypotheses(generations), strict=True))
+        for turn in turns:
+            self._answer_one(turn, found)
+
+    def _answer_one(self, turn: Turn, found: Mapping[int, Hypothesis]) -> None:
         stream, request = turn.stream, turn.request
-        if stream is None or stream.failure or not isinstance(request, AudioChunk):
-            return ChunkResult(error=turn.error or (stream and stream.failure))
+        assert stream is not None
+        assert isinstance(request, AudioChunk)
+        if stream.failure is not None:
+            self._refuse(turn, stream.failure)
+            return
         if request.is_last:
             stream.finish_reason = stream.finish_reason or "end"
-            self.streams.close(stream)
-        elif stream.finish_reason:
-            self.streams.release(stream)
+        if stream.finish_reason:
+            self._admission.finish(stream, forget=request.is_last)
         text = self._tokenizer.decode(found[stream.generation].tokens)
         document = result_document(text, stream) if request.wants_result else None
-        return ChunkResult(text=text, document=document)
-
-    def _close_idle(self, now_s: float) -> int:
-        idle = self.streams.close_idle(now_s)
-        for stream in idle:
-            logger.info("stream %r: freed, no request for too long", stream.stream_id)
-        return len(idle)
+        turn.result = ChunkResult(text=text, document=document)
 
 
-def _check_finite(chunk: AudioChunk) -> None:
-    if not np.isfinite(chunk.samples_S).all():
-        position = int(np.flatnonzero(~np.isfinite(chunk.samples_S))[0])
-        raise InvalidRequestError(
-            f"stream {chunk.stream_id!r}: sample {position} is {chunk.samples_S[position]}; send "
-            "finite values in [-1, 1]. The stream goes on without this request"
-        )
+def _needs_step(turn: Turn) -> bool:
+    """Whether its stream has a window left to decode."""
+    stream = turn.stream
+    return not turn.is_done and stream is not None and stream.has_ready_window
 
 
 def _decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:

@@ -12,6 +12,7 @@ OasrError                          a fault with a name; knows its Triton status 
 ├── PoolExhaustedError (RuntimeError)  a pool has too few free units for an all-or-nothing request
 ├── StreamCancelledError           the caller cancelled the request
 ├── StepFailedError (RuntimeError) the batched step failed; its streams are closed
+├── DeviceLostError (RuntimeError) the device cannot be used any more
 └── ServerError (RuntimeError)      a tritonserver process cannot be started or ended too early
 
 `triton_code` is the name of the constant on `pb_utils.TritonError`.
@@ -77,6 +78,10 @@ class StreamCancelledError(OasrError):
 
 class StepFailedError(OasrError, RuntimeError):
     pass
+
+
+class DeviceLostError(OasrError, RuntimeError):
+    triton_code = "UNAVAILABLE"
 
 
 class ServerError(OasrError, RuntimeError):

@@ -16,6 +16,23 @@ from oasr_backend.stream_caches import StreamCaches
 logger = logging.getLogger(__name__)
 
 
+#: What CUDA says when every later call on the device will fail too.
+_LOST_SIGNS = (
+    "CUDA error",
+    "device-side assert",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "unspecified launch",
+)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device, not this step, is at fault. Running out of memory is not."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_SIGNS)
+
+
 class EncoderRunner:
     """Runs batches on the device. Anything that touches the model happens here.
 

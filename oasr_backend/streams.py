@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from oasr_backend.cache import StreamContext, StreamHandle
-from oasr_backend.errors import OasrError, StreamLimitError, UnknownStreamError
+from oasr_backend.errors import (
+    InvalidRequestError,
+    OasrError,
+    StreamLimitError,
+    UnknownStreamError,
+)
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Samples, StreamId
@@ -27,6 +32,7 @@ class Stream:
     audio: AudioBuffer
     resampler: StreamingResampler
     last_request_s: float
+    next_chunk_seq: int | None = None
     num_encoder_frames: int = 0
     num_input_samples: int = 0
     finish_reason: str | None = None
@@ -41,8 +47,18 @@ class Stream:
     def has_ready_window(self) -> bool:
         return self.context is not None and self.audio.num_ready_windows > 0
 
+    def check_chunk_seq(self, number: int | None) -> None:
+        """Raises InvalidRequestError unless `number` is next; a stream numbers all or none."""
+        if number != self.next_chunk_seq:
+            raise InvalidRequestError(
+                f"stream {self.stream_id!r}: chunk_seq={number}, expected {self.next_chunk_seq}; a "
+                "chunk was lost or repeated. The stream is unchanged: send the expected chunk"
+            )
+
     def accept(self, samples_S: Samples, *, is_last: bool, tail_padding: bool) -> None:
         """Buffers a chunk; at the end also what the resampler still holds."""
+        if self.next_chunk_seq is not None:
+            self.next_chunk_seq += 1
         self.num_input_samples += samples_S.size
         self.audio.accept(self.resampler.accept(samples_S))
         if is_last:
@@ -71,6 +87,10 @@ class StreamRegistry:
     def __len__(self) -> int:
         return len(self._streams)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._streams) >= self.max_streams
+
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._streams.values()))
 
@@ -82,7 +102,7 @@ class StreamRegistry:
 
         The caller closes a live stream of that id first.
         """
-        if len(self._streams) >= self.max_streams:
+        if self.is_full:
             raise StreamLimitError(
                 f"stream {stream_id!r} is refused: {len(self._streams)} streams are open and "
                 f"max_streams is {self.max_streams}; try again later or raise max_streams"
@@ -126,10 +146,9 @@ class StreamRegistry:
             del self._streams[stream.stream_id]
         self.release(stream)
 
-    def close_idle(self, now_s: float) -> list[Stream]:
-        """Closes every stream that has been silent for longer than the limit, and returns them."""
-        limit_s = now_s - self.idle_timeout_s
-        idle = [stream for stream in self if stream.last_request_s < limit_s]
+    def close_idle(self, *, before_s: float) -> list[Stream]:
+        """Closes every stream whose last request came before `before_s`, and returns them."""
+        idle = [stream for stream in self if stream.last_request_s < before_s]
         for stream in idle:
             self.close(stream)
         return idle

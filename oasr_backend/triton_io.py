@@ -6,13 +6,14 @@ The shapes and rules of the wire are those of config.pbtxt; a test holds the two
 from __future__ import annotations
 
 import json
-import logging
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from oasr_backend.errors import InvalidRequestError, OasrError
+from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError
+from oasr_backend.metrics import Sample
 from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
 
 #: Requests of Triton's model warm-up carry no sequence; nothing is kept for them.
@@ -52,16 +53,52 @@ def write_response(result: ChunkResult) -> Any:
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-class TritonLogHandler(logging.Handler):
-    """Sends the package's log records to the server's own log."""
+def answer_now(sender: Any, result: ChunkResult | None) -> None:
+    """Sends the one answer of a request outside of `execute`'s list."""
+    if result is None:
+        result = ChunkResult(error=StepFailedError("the request was left without an answer"))
+    sender.send(write_response(result), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        write = {
-            "ERROR": pb_utils.Logger.log_error,
-            "WARNING": pb_utils.Logger.log_warn,
-            "INFO": pb_utils.Logger.log_info,
-        }.get(record.levelname, pb_utils.Logger.log_verbose)
-        write(self.format(record))
+
+class MetricsPublisher:
+    """Brings an engine's samples to Triton's metrics port.
+
+    Every call into Triton's metrics is a round trip between processes. So counts are kept here and
+    their differences are published at intervals; histograms go out as the counters they consist of.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]], labels: Mapping[str, str]) -> None:
+        self._samples = samples
+        self._labels = labels
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+        self._published: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+
+    def publish(self) -> None:
+        for sample in self._samples():
+            key = (sample.name, tuple(sample.labels.items()))
+            change = sample.value - self._published.get(key, 0.0)
+            if key in self._published and change == 0.0:
+                continue
+            metric = self._metric(key, sample)
+            if sample.kind == "gauge":
+                metric.set(sample.value)
+            else:
+                metric.increment(change)
+            self._published[key] = sample.value
+
+    def _metric(self, key: tuple[str, tuple[tuple[str, str], ...]], sample: Sample) -> Any:
+        if key not in self._metrics:
+            if sample.name not in self._families:
+                kinds = {"gauge": pb_utils.MetricFamily.GAUGE}
+                self._families[sample.name] = pb_utils.MetricFamily(
+                    name=sample.name,
+                    description=sample.help,
+                    kind=kinds.get(sample.kind, pb_utils.MetricFamily.COUNTER),
+                )
+            labels = {**self._labels, **sample.labels}
+            self._metrics[key] = self._families[sample.name].Metric(labels=labels)
+        return self._metrics[key]
 
 
 def _stream_id(request: Any) -> StreamId:
@@ -101,8 +138,11 @@ def _num_valid(request: Any, num_samples: int) -> int:
 
 def _parameters(request: Any) -> dict[str, ParameterValue]:
     text = request.parameters()
-    parameters: dict[str, ParameterValue] = json.loads(text) if text else {}
-    return parameters
+    if not text:
+        return {}
+    parameters: dict[str, ParameterValue] = json.loads(text)
+    # Keys with this prefix are the protocol's own.
+    return {name: value for name, value in parameters.items() if not name.startswith("triton_")}
 
 
 def _string_tensor(name: str, text: str) -> Any:

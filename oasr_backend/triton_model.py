@@ -1,11 +1,13 @@
-"""The life of one model instance inside Triton: load, execute, reap, unload."""
+"""The life of one model instance inside Triton: load, execute, reap, report, unload."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,23 @@ import torch
 
 from oasr_backend.config import ServingConfig, merged_parameters
 from oasr_backend.engine import Engine
-from oasr_backend.triton_io import TritonLogHandler, is_warmup, read_chunk, write_response
+from oasr_backend.errors import ConfigError
+from oasr_backend.triton_io import (
+    MetricsPublisher,
+    answer_now,
+    is_warmup,
+    read_chunk,
+    write_response,
+)
+from oasr_backend.turns import Turn
 from oasr_backend.types import ChunkResult
 
 logger = logging.getLogger(__name__)
-_REAP_INTERVAL_S = 1.0
+
+_HOUSEKEEPING_INTERVAL_S = 1.0
+#: Steps of one `execute`: the last chunk and the padding after END take two. Longer chunks are
+#: finished by the backlog, so that nobody waits for another's minute of audio.
+_STEPS_PER_EXECUTE = 2
 
 
 class TritonModel:
@@ -25,47 +39,118 @@ class TritonModel:
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
-        _log_through_triton()
-        parameters = json.loads(args["model_config"]).get("parameters", {})
-        config = ServingConfig.from_parameters(
-            merged_parameters({name: value["string_value"] for name, value in parameters.items()})
-        )
+        model_config = json.loads(args["model_config"])
+        config = _serving_config(model_config)
+        _log_to_stderr(config.log_level)
         if config.num_threads:
             torch.set_num_threads(config.num_threads)
-        model_dir = Path(args["model_repository"])
-        checkpoint_dir = config.resolve_checkpoint(model_dir)
+        checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
         device = _device(config.device, args)
         self._engine = Engine.load(checkpoint_dir, config, device=device)
-        self._reaper = Periodic(self._engine.close_idle, interval_s=_REAP_INTERVAL_S)
+        _check_sequence_batching(model_config, self._engine.config)
+        self._backlog = Backlog(self._engine)
+        labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
+        self._publisher = MetricsPublisher(self._engine.samples, labels)
+        self._housekeeping = Periodic(
+            (self._engine.close_idle, self._publisher.publish),
+            interval_s=_HOUSEKEEPING_INTERVAL_S,
+        )
         logger.info(
-            "serving %s on %s for at most %d streams",
+            "event=model_ready checkpoint=%s device=%s max_streams=%d",
             checkpoint_dir,
             device,
             self._engine.config.max_streams,
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
-        """One response per request, in order; a warm-up request is answered and forgotten."""
-        live = [request for request in requests if not is_warmup(request)]
-        results = iter(self._engine.process([read_chunk(request) for request in live]))
+        """One entry per request, in order; None where the backlog answers later."""
+        turns = self._engine.submit([read_chunk(r) for r in requests if not is_warmup(r)])
+        slots: list[tuple[Any, Turn]] = []
+        following = iter(turns)
+        for request in requests:
+            done = Turn(read_chunk(request), result=ChunkResult())
+            slots.append((request, done if is_warmup(request) else next(following)))
+        early = self._answer_refusals(slots)
+        for _ in range(_STEPS_PER_EXECUTE):
+            if all(turn.is_done for turn in turns):
+                break
+            self._engine.step()
         return [
-            write_response(ChunkResult() if is_warmup(request) else next(results))
-            for request in requests
+            None if index in early else self._respond(*slot) for index, slot in enumerate(slots)
         ]
 
+    def is_ready(self) -> bool:
+        return self._engine.is_healthy
+
     def close(self) -> None:
-        self._reaper.stop()
+        self._housekeeping.stop()
         self._engine.close()
+        self._backlog.stop()
+        self._publisher.publish()
+
+    def _answer_refusals(self, slots: Sequence[tuple[Any, Turn]]) -> set[int]:
+        """Sends what needs no step, where others in the list do: a refusal comes at once."""
+        if all(turn.is_done for _, turn in slots):
+            return set()
+        early = {index for index, (_, turn) in enumerate(slots) if _is_refused(turn)}
+        for index in early:
+            answer_now(slots[index][0].get_response_sender(), slots[index][1].result)
+        return early
+
+    def _respond(self, request: Any, turn: Turn) -> Any:
+        if turn.result is not None:
+            return write_response(turn.result)
+        self._backlog.add(turn, request.get_response_sender())
+        return None
+
+
+class Backlog:
+    """Steps and answers, on its own thread, the turns that outlast the `execute` they came in."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open: list[tuple[Turn, Any]] = []
+        self._wakeup = threading.Condition()
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="oasr-backlog", daemon=True)
+        self._thread.start()
+
+    def add(self, turn: Turn, sender: Any) -> None:
+        with self._wakeup:
+            self._open.append((turn, sender))
+            self._wakeup.notify()
+
+    def stop(self) -> None:
+        """Returns once every turn is answered; close the engine first, so that each of them is."""
+        with self._wakeup:
+            self._is_stopped = True
+            self._wakeup.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._wait():
+            self._engine.step()
+            with self._wakeup:
+                done = [entry for entry in self._open if entry[0].is_done]
+                self._open = [entry for entry in self._open if not entry[0].is_done]
+            for turn, sender in done:
+                answer_now(sender, turn.result)
+
+    def _wait(self) -> bool:
+        with self._wakeup:
+            while not self._open and not self._is_stopped:
+                self._wakeup.wait()
+            return bool(self._open)
 
 
 class Periodic:
-    """Calls `action` every `interval_s` on a background thread until stopped."""
+    """Calls `actions` every `interval_s` on a background thread until stopped."""
 
-    def __init__(self, action: Callable[[], object], *, interval_s: float) -> None:
-        self._action = action
+    def __init__(self, actions: Sequence[Callable[[], object]], *, interval_s: float) -> None:
+        self._actions = actions
         self._interval_s = interval_s
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="oasr-reaper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="oasr-housekeeping", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -74,10 +159,47 @@ class Periodic:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
-            try:
-                self._action()
-            except Exception:
-                logger.exception("the reaper failed; it tries again in %g s", self._interval_s)
+            for action in self._actions:
+                try:
+                    action()
+                except Exception:
+                    logger.exception("event=housekeeping_failed action=%r", action)
+
+
+def _is_refused(turn: Turn) -> bool:
+    return turn.result is not None and turn.result.error is not None
+
+
+def _serving_config(model_config: Mapping[str, Any]) -> ServingConfig:
+    parameters = {
+        name: value["string_value"] for name, value in model_config.get("parameters", {}).items()
+    }
+    config = ServingConfig.from_parameters(merged_parameters(parameters))
+    batching = model_config.get("sequence_batching", {})
+    idle_s = int(batching.get("max_sequence_idle_microseconds", 0)) / 1e6 or 1.0
+    return config if config.dead_after_s else replace(config, dead_after_s=idle_s)
+
+
+def _check_sequence_batching(model_config: Mapping[str, Any], config: ServingConfig) -> None:
+    """Refuses limits of config.pbtxt under which streams would be lost or wait in silence."""
+    batching = model_config.get("sequence_batching")
+    if not batching or "oldest" not in batching:
+        raise ConfigError(
+            "config.pbtxt needs sequence_batching { oldest { ... } }: the backend expects one "
+            "request of a sequence at a time"
+        )
+    if config.stream_idle_timeout_s <= config.dead_after_s:
+        raise ConfigError(
+            f"stream_idle_timeout_s={config.stream_idle_timeout_s:g} must exceed Triton's "
+            f"max_sequence_idle_microseconds ({config.dead_after_s:g} s): raise the first or lower "
+            "the second in config.pbtxt"
+        )
+    candidates = int(batching["oldest"].get("max_candidate_sequences", 0))
+    if candidates <= config.max_streams:
+        raise ConfigError(
+            f"max_candidate_sequences={candidates} in config.pbtxt must exceed max_streams="
+            f"{config.max_streams}: beyond it Triton lets a START wait in silence"
+        )
 
 
 def _device(choice: str, args: Mapping[str, str]) -> str:
@@ -89,8 +211,11 @@ def _device(choice: str, args: Mapping[str, str]) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _log_through_triton() -> None:
+def _log_to_stderr(level: str) -> None:
+    """The server's log, without a round trip to its process for every line."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     package_logger = logging.getLogger("oasr_backend")
-    package_logger.setLevel(logging.INFO)
-    package_logger.handlers = [TritonLogHandler()]
+    package_logger.setLevel(level.upper())
+    package_logger.handlers = [handler]
     package_logger.propagate = False

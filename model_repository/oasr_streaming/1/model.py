@@ -16,5 +16,9 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         return self._model.execute(requests)
 
+    def is_ready(self) -> bool:
+        """Triton releases that know it ask before they call the model ready."""
+        return self._model.is_ready()
+
     def finalize(self) -> None:
         self._model.close()

@@ -1,0 +1,147 @@
+"""Who gets in: everything that is checked between a request's arrival and its audio's buffering."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import numpy.typing as npt
+
+from oasr_backend.config import ServingConfig
+from oasr_backend.errors import InvalidRequestError, OasrError, StreamCancelledError
+from oasr_backend.features import decode_alaw, decode_mulaw
+from oasr_backend.metrics import EngineMetrics
+from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
+from oasr_backend.streams import Stream, StreamRegistry
+from oasr_backend.types import AudioChunk, Samples
+
+logger = logging.getLogger(__name__)
+
+#: Beyond this, FP32 samples are hardly audio in [-1, 1]; they are counted, never rescaled.
+_LOUD = 2.0
+#: The first bytes of a WAV file, "RIFF", read as two little-endian int16 samples.
+_RIFF_PCM16 = (0x4952 / 32768.0, 0x4646 / 32768.0)
+_DECODE = {"mulaw": decode_mulaw, "alaw": decode_alaw}
+
+
+class Admission:
+    """Opens, finds, refuses, reaps and finishes streams; logs and counts what it does."""
+
+    def __init__(
+        self, streams: StreamRegistry, config: ServingConfig, metrics: EngineMetrics
+    ) -> None:
+        self._streams = streams
+        self._config = config
+        self._metrics = metrics
+
+    def admit(self, chunk: AudioChunk, *, now_s: float) -> Stream:
+        """The chunk's stream, with the samples buffered.
+
+        Raises an OasrError that concerns this request alone. The stream is then as it was before;
+        it ends only where its caller cannot continue it: at START, at END and when cancelled.
+        """
+        stream = self._open(chunk, now_s) if chunk.is_first else self._find(chunk, now_s)
+        try:
+            self._accept(stream, chunk)
+        except OasrError as error:
+            if chunk.is_first or chunk.is_last or isinstance(error, StreamCancelledError):
+                self._close(stream, reason="cancelled" if chunk.is_cancelled() else "refused")
+            raise
+        self._metrics.audio_s += chunk.samples_S.size / stream.options.sample_rate
+        return stream
+
+    def finish(self, stream: Stream, *, forget: bool) -> None:
+        """Frees a stream that has its final text; `forget` False keeps its id to explain itself."""
+        if forget:
+            self._close(stream, reason=stream.finish_reason or "end")
+        else:
+            self._streams.release(stream)
+
+    def reap(self, *, before_s: float) -> int:
+        """Frees streams without a request since `before_s`; returns how many."""
+        idle = self._streams.close_idle(before_s=before_s)
+        for stream in idle:
+            self._metrics.streams_reaped += 1
+            self._log_end("stream_reaped", stream, "idle")
+        return len(idle)
+
+    def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
+        options = StreamOptions.from_parameters(chunk.parameters)
+        number = chunk_seq(chunk.parameters)
+        if chunk.stream_id in self._streams:
+            self._metrics.conflicts += 1
+            self._close(self._streams.get(chunk.stream_id, now_s=now_s), reason="replaced")
+        if self._streams.is_full:
+            # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
+            self.reap(before_s=now_s - self._config.dead_after_s)
+        stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
+        stream.next_chunk_seq = number
+        self._metrics.streams_opened += 1
+        logger.info(
+            "event=stream_open stream=%r generation=%d", stream.stream_id, stream.generation
+        )
+        return stream
+
+    def _find(self, chunk: AudioChunk, now_s: float) -> Stream:
+        stream = self._streams.get(chunk.stream_id, now_s=now_s)
+        check_later_parameters(chunk.parameters)
+        return stream
+
+    def _accept(self, stream: Stream, chunk: AudioChunk) -> None:
+        if chunk.is_cancelled():
+            raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
+        if stream.context is None:
+            raise InvalidRequestError(
+                f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
+                f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
+            )
+        stream.check_chunk_seq(chunk_seq(chunk.parameters))
+        samples_S = self._checked_samples(stream, chunk)
+        stream.accept(samples_S, is_last=chunk.is_last, tail_padding=self._config.tail_padding)
+
+    def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples:
+        samples_S = chunk.samples_S
+        encoding = stream.options.encoding
+        if encoding != "pcm":
+            return _DECODE[encoding](_g711_codes(stream, samples_S))
+        peak = float(np.abs(samples_S).max(initial=0.0))
+        if not np.isfinite(peak):
+            position = int(np.flatnonzero(~np.isfinite(samples_S))[0])
+            raise InvalidRequestError(
+                f"stream {stream.stream_id!r}: sample {position} is {samples_S[position]}; send "
+                "finite values in [-1, 1]. A stream that was open goes on without this request"
+            )
+        if chunk.is_first and tuple(samples_S[:2].tolist()) == _RIFF_PCM16:
+            raise InvalidRequestError(
+                f"stream {stream.stream_id!r} begins with a RIFF header: send samples, not a WAV "
+                "file; strip the header or let the client read the file"
+            )
+        if peak > _LOUD:
+            self._metrics.loud_chunks += 1
+        return samples_S
+
+    def _close(self, stream: Stream, *, reason: str) -> None:
+        self._streams.close(stream)
+        self._metrics.finished[reason] += 1
+        self._log_end("stream_close", stream, reason)
+
+    def _log_end(self, event: str, stream: Stream, reason: str) -> None:
+        logger.info(
+            "event=%s stream=%r generation=%d reason=%s audio_s=%.2f",
+            event,
+            stream.stream_id,
+            stream.generation,
+            reason,
+            stream.audio_s,
+        )
+
+
+def _g711_codes(stream: Stream, samples_S: Samples) -> npt.NDArray[np.uint8]:
+    """The integers that PCM16 carried; `triton_io` has divided them by 32768."""
+    codes_S = samples_S * 32768.0
+    if not (np.isfinite(codes_S).all() and (codes_S >= 0).all() and (codes_S <= 255).all()):
+        raise InvalidRequestError(
+            f"stream {stream.stream_id!r}: encoding={stream.options.encoding!r} takes one code of "
+            "0 .. 255 in each element of PCM16; send codes, or leave encoding out for samples"
+        )
+    return codes_S.astype(np.uint8)

@@ -1,0 +1,95 @@
+"""What an operator wants to see, counted on the host; publishing is somebody else's business."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Kind = Literal["counter", "gauge"]
+
+_WIDTH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_SECOND_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class Sample(NamedTuple):
+    """One time series at one moment. Counters hold the total since the start."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Mapping[str, str]
+    value: float
+
+
+@dataclass
+class Histogram:
+    """Cumulative buckets as Prometheus defines them; `bounds` are upper limits, inclusive."""
+
+    name: str
+    help: str
+    bounds: Sequence[float]
+    counts: list[int] = field(init=False)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def samples(self) -> Iterator[Sample]:
+        cumulative = 0
+        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
+            cumulative += count
+            labels = {"le": str(bound)}
+            yield Sample(f"{self.name}_bucket", "counter", self.help, labels, cumulative)
+        yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total)
+        yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative)
+
+
+@dataclass
+class EngineMetrics:
+    """Counted by the engine, under its lock."""
+
+    streams_opened: int = 0
+    streams_reaped: int = 0
+    conflicts: int = 0
+    loud_chunks: int = 0
+    audio_s: float = 0.0
+    compute_s: float = 0.0
+    rejected: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    step_width: Histogram = field(
+        default_factory=lambda: Histogram("oasr_step_width", "Streams of a step", _WIDTH_BOUNDS)
+    )
+    step_s: Histogram = field(
+        default_factory=lambda: Histogram("oasr_step_seconds", "Time of a step", _SECOND_BOUNDS)
+    )
+
+    def step_done(self, num_streams: int, seconds: float) -> None:
+        self.step_width.observe(num_streams)
+        self.step_s.observe(seconds)
+        self.compute_s += seconds
+
+    def samples(self) -> Iterator[Sample]:
+        for name, text, value in (
+            ("streams_opened", "Streams opened", self.streams_opened),
+            ("streams_reaped", "Streams freed for silence", self.streams_reaped),
+            ("conflicts", "START for a stream that was live", self.conflicts),
+            ("loud_chunks", "FP32 chunks far outside [-1, 1]: unscaled PCM?", self.loud_chunks),
+            ("audio_seconds", "Audio received", self.audio_s),
+            ("compute_seconds", "Time of all steps", self.compute_s),
+        ):  # fmt: skip
+            yield Sample(f"oasr_{name}_total", "counter", text, {}, value)
+        for name, text, counter in (
+            ("rejected", "Requests answered with an error", self.rejected),
+            ("finished", "Streams ended, by reason", self.finished),
+        ):
+            for reason, value in counter.items():
+                yield Sample(f"oasr_{name}_total", "counter", text, {"reason": reason}, value)
+        yield from self.step_width.samples()
+        yield from self.step_s.samples()
