@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from oasr_client.audio import SAMPLE_RATE_HZ, Mono
 from oasr_client.errors import ClientError
 
 
-async def microphone_chunks(chunk_ms: float, stop: asyncio.Event) -> AsyncIterator[Mono]:
+async def microphone_chunks(chunk_ms: float, stop: asyncio.Event) -> AsyncGenerator[Mono, None]:
     """Mono 16 kHz chunks until `stop` is set. Raises ClientError without a usable microphone."""
     device = _sounddevice()
     loop = asyncio.get_running_loop()

@@ -31,7 +31,7 @@ from oasr_client.settings import (
 )
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, SequenceId
 
-ABANDON_TIMEOUT_S = 1.0
+ABANDON_TIMEOUT_S = 2.0
 
 
 class StreamingClient:

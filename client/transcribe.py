@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from oasr_client.audio import SAMPLE_RATE_HZ, Mono, iter_chunks
@@ -49,11 +50,11 @@ async def transcribe(
 
 
 async def transcribe_live(
-    client: AsyncStreamingClient, chunks: AsyncIterator[Mono], *, on_update: OnUpdate
+    client: AsyncStreamingClient, chunks: AsyncGenerator[Mono, None], *, on_update: OnUpdate
 ) -> StreamUpdate:
-    """Streams chunks as they come until the source ends. Raises ClientError."""
+    """Streams chunks as they come until the source ends, and closes it. Raises ClientError."""
     num_sent = 0
-    async with client.stream() as stream:
+    async with contextlib.aclosing(chunks), client.stream() as stream:
         async for chunk in chunks:
             num_sent += chunk.size
             on_update(await stream.send(chunk), num_sent)

@@ -166,6 +166,47 @@ def test_a_signal_cancels_and_frees_the_streams(
     assert json.loads(probe.stdout)["live_streams"] == 0
 
 
+FAKE_MICROPHONE = """
+import threading
+import numpy as np
+
+class PortAudioError(Exception):
+    pass
+
+class InputStream:
+    def __init__(self, *, blocksize, callback, **settings):
+        self.done = threading.Event()
+        self.thread = threading.Thread(target=self.play, args=(np.zeros((blocksize, 1)), callback))
+    def play(self, block, callback):
+        while not self.done.wait(0.05):
+            callback(block, len(block), None, None)
+    def __enter__(self):
+        self.thread.start()
+    def __exit__(self, *error):
+        self.done.set()
+        self.thread.join()
+"""
+
+
+@triton
+def test_the_microphone_is_heard_until_ctrl_c_and_finished(
+    echo_server: TritonServer, tmp_path: Path
+) -> None:
+    (tmp_path / "sounddevice.py").write_text(FAKE_MICROPHONE)
+    command = [*COMMAND, *at(echo_server), "--microphone", "--json", "--chunk-ms", "100"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    answers = [json.loads(line) for line in [*lines, *rest.splitlines()]]
+    assert [answer["audio_s"] for answer in answers[:3]] == [0.1, 0.2, 0.3]
+    assert [answer["is_final"] for answer in answers] == [False] * (len(answers) - 1) + [True]
+    assert answers[-1]["text"] == f"heard {round(answers[-1]['audio_s'] * 16000)}"
+
+
 def test_an_absent_server_is_told_with_the_file(recording: Path) -> None:
     done = oasr_client("--url", "127.0.0.1:9", recording)
     assert (done.returncode, done.stdout) == (1, "")

@@ -8,6 +8,8 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +34,7 @@ from oasr_backend.serve.process import TritonServer
 
 PROTOCOLS = ["grpc", "http"]
 NO_RESTART = RetryPolicy(max_restarts=0)
-PROMPT_S = 3.0
+PROMPT_S = 6.0
 
 
 def url_of(server: TritonServer, protocol: str) -> str:
@@ -287,6 +289,38 @@ def test_a_stream_left_by_an_exception_is_freed_at_once(
     with pytest.raises(KeyError):
         talk_and_fail()
     assert live_streams(echo_server) == 0
+
+
+BLOCKED_CALLER = """
+import sys, numpy
+from oasr_client import StreamingClient
+url, protocol = sys.argv[1:]
+options = {"sleep_ms": 700}
+client = StreamingClient(url, protocol=protocol, model_name="echo", options=options)
+with client.stream() as stream:
+    print("sending", flush=True)
+    stream.send(numpy.zeros(10))
+"""
+
+
+@pytest.mark.triton
+@EACH_PROTOCOL
+def test_ctrl_c_leaves_a_blocking_call_and_frees_its_stream(
+    protocol: str, echo_server: TritonServer
+) -> None:
+    wait_until_freed(echo_server)
+    command = [sys.executable, "-c", BLOCKED_CALLER, url_of(echo_server, protocol), protocol]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)
+        started_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert time.monotonic() - started_s < PROMPT_S
+    assert "KeyboardInterrupt" in errors
+    wait_until_freed(echo_server)
 
 
 @pytest.mark.triton
