@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINUTES ?= 10
+# OpenMP threads that spin while they wait take the cores from the server under test.
+export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help

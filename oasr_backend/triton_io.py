@@ -118,9 +118,8 @@ def _samples(request: Any) -> Samples:
         raise InvalidRequestError(f"{given} of WAV and PCM16 given; send exactly one of them")
     samples = (wav if pcm16 is None else pcm16).as_numpy().reshape(-1)
     samples = samples[: _num_valid(request, samples.size)]
-    if pcm16 is not None:
-        return samples.astype(np.float32) * _PCM16_SCALE
-    return samples.astype(np.float32, copy=False)
+    samples_S: Samples = samples.astype(np.float32, copy=False)
+    return samples_S if pcm16 is None else samples_S * _PCM16_SCALE
 
 
 def _num_valid(request: Any, num_samples: int) -> int:

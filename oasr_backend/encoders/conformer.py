@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -118,13 +119,16 @@ class ConformerEncoder(nn.Module):
         """Builds the position tables; call once after the weights are final."""
         weight = self.norm.weight
         sinusoid_PD = sinusoid_table(num_positions, self.config.model_dim).to(weight)
-        for layer in self.layers:
-            layer.attention.tabulate_positions(sinusoid_PD)
+        for attention in self._attentions():
+            attention.tabulate_positions(sinusoid_PD)
 
     @property
     def num_positions(self) -> int:
         """Absolute positions that the projected position tables cover."""
-        return int(self.layers[0].attention.position_PHC.shape[0])
+        return self._attentions()[0].position_PHC.shape[0]
+
+    def _attentions(self) -> list[RelPositionAttention]:
+        return [cast(ConformerLayer, layer).attention for layer in self.layers]
 
     def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
         """(B, W, F) normalised features to (B, T, D) and the next convolution state (L, B, K-1, D).

@@ -83,6 +83,8 @@ def build_environment(
     if install.library_directories:
         libraries = install.library_directories
         result["LD_LIBRARY_PATH"] = _prepend(libraries, result.get("LD_LIBRARY_PATH"))
+    # OpenMP threads that spin while they wait take the cores from the server and from each other.
+    result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     overrides = {**inherited_overrides(result), **settings.overrides}
     if overrides:
         result[OVERRIDES_VARIABLE] = encode_overrides(overrides)

@@ -65,7 +65,8 @@ class RelPositionAttention(nn.Module):
             v_BKHC.transpose(1, 2),
             attn_mask=self._key_bias(k_BKHC, position_BK, kv.layout.valid_BK),
         )
-        return x_BTD + self.project(mixed_BHTC.transpose(1, 2).flatten(2))
+        change_BTD: Tensor = self.project(mixed_BHTC.transpose(1, 2).flatten(2))
+        return x_BTD + change_BTD
 
     def _positions(self, position_BK: Tensor) -> Tensor:
         rows = self.position_PHC.index_select(0, position_BK.flatten())

@@ -26,4 +26,5 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden_BTF = self.activation(self.expand(self.norm(x_BTD)))
-        return x_BTD + self.contract(hidden_BTF)
+        change_BTD: Tensor = self.contract(hidden_BTF)
+        return x_BTD + change_BTD

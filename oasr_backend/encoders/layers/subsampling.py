@@ -66,4 +66,5 @@ class Conv2dSubsampling(nn.Module):
         x_BCTF = features_BWF.unsqueeze(1).to(memory_format=torch.channels_last)
         for convolution in self.stages:
             x_BCTF = F.relu(convolution(x_BCTF))
-        return self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))
+        encoded_BTD: Tensor = self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))
+        return encoded_BTD
