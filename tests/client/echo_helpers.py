@@ -1,0 +1,65 @@
+"""Talking to the echo model in every way there is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from oasr_client import (
+    AsyncStreamingClient,
+    RetryPolicy,
+    StreamingClient,
+    StreamUpdate,
+)
+
+from oasr_backend.serve.process import TritonServer
+
+PROTOCOLS = ["grpc", "http"]
+NO_RESTART = RetryPolicy(max_restarts=0)
+PROMPT_S = 6.0
+
+
+def url_of(server: TritonServer, protocol: str) -> str:
+    return server.grpc_url if protocol == "grpc" else server.http_url
+
+
+def settings_for(server: TritonServer, protocol: str, **more: Any) -> dict[str, Any]:
+    url = url_of(server, protocol)
+    return {"url": url, "protocol": protocol, "model_name": "echo", "want_result": True, **more}
+
+
+def live_streams(server: TritonServer) -> int:
+    """Streams that the model holds besides the one that asks."""
+    with StreamingClient(**settings_for(server, "grpc")) as client, client.stream() as stream:
+        result = stream.finish().result
+    assert result is not None
+    return int(result["live_streams"])
+
+
+def wait_until_freed(server: TritonServer) -> None:
+    deadline_s = time.monotonic() + 2.0
+    while live_streams(server) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    assert live_streams(server) == 0
+
+
+def send_one_blocking(settings: dict[str, Any]) -> StreamUpdate:
+    with StreamingClient(**settings) as client, client.stream() as stream:
+        return stream.finish(np.zeros(100))
+
+
+def send_one_asyncio(settings: dict[str, Any]) -> StreamUpdate:
+    async def send() -> StreamUpdate:
+        async with AsyncStreamingClient(**settings) as client, client.stream() as stream:
+            return await stream.finish(np.zeros(100))
+
+    return asyncio.run(send())
+
+
+SENDERS = pytest.mark.parametrize("send_one", [send_one_blocking, send_one_asyncio])
+EACH_PROTOCOL = pytest.mark.parametrize("protocol", PROTOCOLS)
+SendOne = Callable[[dict[str, Any]], StreamUpdate]

@@ -1,0 +1,118 @@
+"""Captions, manifests and the microphone: what the command is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from oasr_client.errors import ClientError
+from oasr_client.manifest import load_manifest, word_errors
+from oasr_client.microphone import microphone_chunks
+from oasr_client.subtitles import srt, vtt
+
+
+def test_words_become_captions_that_break_at_pauses_and_length() -> None:
+    starts_s = [0.0, 1.0, 2.0, 13.0, 14.0]
+    words = [
+        {"word": f"w{number}", "start_s": start_s, "end_s": start_s + 0.5}
+        for number, start_s in enumerate(starts_s)
+    ]
+    assert srt({"words": words[:3]}).count("-->") == 1
+    assert srt({"words": words}).splitlines()[:7] == [
+        "1",
+        "00:00:00,000 --> 00:00:02,500",
+        "w0 w1 w2",
+        "",
+        "2",
+        "00:00:13,000 --> 00:00:14,500",
+        "w3 w4",
+    ]
+    many = [{"word": "long", "start_s": i * 0.2, "end_s": i * 0.2 + 0.1} for i in range(3 * 31)]
+    assert srt({"words": many}).count("-->") > 3
+
+
+def test_segments_and_then_the_whole_text_stand_in_for_words() -> None:
+    segments = [{"text": "a < b", "start_s": 3599.9996, "end_s": 3601.0}]
+    assert vtt({"segments": segments, "text": "x"}) == (
+        "WEBVTT\n\n01:00:00.000 --> 01:00:01.000\na &lt; b\n\n"
+    )
+    assert srt({"text": "all", "audio_s": 2.0}) == "1\n00:00:00,000 --> 00:00:02,000\nall\n\n"
+    assert srt({"text": "", "audio_s": 2.0}) == ""
+
+
+def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None:
+    entries = [{"wav": "a.wav", "text": "A"}, {"audio_filepath": "/b.wav", "text": "B"}]
+    expected = {tmp_path / "a.wav": "A", Path("/b.wav"): "B"}
+    for name, content in (
+        ("list.json", json.dumps(entries)),
+        ("lines.jsonl", "\n".join(map(json.dumps, entries))),
+    ):
+        (tmp_path / name).write_text(content)
+        assert load_manifest(tmp_path / name) == expected
+    (tmp_path / "bad.json").write_text('[{"text": "no audio"}]')
+    with pytest.raises(ClientError, match="entry 1"):
+        load_manifest(tmp_path / "bad.json")
+
+
+def test_word_errors_fold_case_and_count_words_heard_in_silence() -> None:
+    references = {Path("a"): "One two", Path("b"): "", Path("failed"): "not counted"}
+    errors = word_errors(references, {Path("a"): "ONE three", Path("b"): "ghost"})
+    assert (errors.num_errors, errors.num_words, errors.num_files) == (2, 2, 2)
+    assert errors.rate == 1.0
+
+
+def test_the_microphone_names_the_package_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+
+    async def listen() -> None:
+        async for _ in microphone_chunks(100, asyncio.Event()):
+            pass
+
+    with pytest.raises(ClientError, match="pip install sounddevice"):
+        asyncio.run(listen())
+
+
+def test_the_microphone_hands_on_what_the_device_gives_until_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", sound_device())
+
+    async def listen() -> list[np.ndarray]:
+        stop, heard = asyncio.Event(), []
+        async for chunk in microphone_chunks(10, stop):
+            heard.append(chunk)
+            if len(heard) == 3:
+                stop.set()
+        return heard
+
+    heard = asyncio.run(asyncio.wait_for(listen(), 5))
+    assert [chunk.size for chunk in heard[:3]] == [160, 160, 160]
+    assert [float(chunk[0]) for chunk in heard[:3]] == [0.0, 1.0, 2.0]
+
+
+def sound_device() -> types.ModuleType:
+    """The interface of `sounddevice` for a machine without a microphone: it counts blocks."""
+
+    class InputStream:
+        def __init__(self, *, blocksize: int, callback: Any, **_settings: Any) -> None:
+            self.blocks = [np.full((blocksize, 1), n, np.float32) for n in range(3)]
+            self.callback = callback
+
+        def __enter__(self) -> None:
+            for block in self.blocks:
+                self.callback(block, block.size, None, None)
+                block[:] = np.nan
+
+        def __exit__(self, *_exc: object) -> None:
+            pass
+
+    module = types.ModuleType("sounddevice")
+    module.InputStream = InputStream  # type: ignore[attr-defined]
+    module.PortAudioError = OSError  # type: ignore[attr-defined]
+    return module
