@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.stand_in_model import StandInModel
 from torch import Tensor
 
 from oasr_backend.cache import (
@@ -26,6 +25,7 @@ from oasr_backend.errors import (
     StreamStateError,
     UnknownStreamError,
 )
+from tests.reference.stand_in_model import StandInModel
 
 CPU = torch.device("cpu")
 

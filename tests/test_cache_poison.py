@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference.stand_in_model import StandInModel
 from torch import Tensor
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, CnnCacheManager
+from tests.reference.stand_in_model import StandInModel
 
 NAN = float("nan")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from reference.stand_in_model import StandInModel
 from torch import Tensor
 
 from oasr_backend.cache import (
@@ -21,6 +20,7 @@ from oasr_backend.cache import (
     StreamHandle,
 )
 from oasr_backend.decoders import GpuDecoderConfig
+from tests.reference.stand_in_model import StandInModel
 
 Context = StreamContext[StreamHandle]
 VOCAB = 7
