@@ -32,6 +32,12 @@ class ChunkRows:
     num_frames: IntArray
     start_frames: IntArray
 
+    def active_rows(self) -> list[int]:
+        """How many rows take part in each frame, up to the longest row's end."""
+        frame_T = np.arange(self.num_frames.max(initial=0))
+        counts: list[int] = (self.num_frames > frame_T[:, None]).sum(1).tolist()
+        return counts
+
 
 class CtcSearch(Protocol):
     def grow(self, num_rows: int) -> None:

@@ -1,0 +1,215 @@
+"""One frame of the prefix beam search for N beams: tensor operations of fixed shapes only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+LOG_ZERO = float("-inf")
+NO_TOKEN = -1
+_HASH_FACTOR = 0x5851F42D4C957F2D
+_EMPTY_HASH = 0x2545F4914F6CDD1D
+_DEAD_HASH = 0x1234_5678_0000_0000
+_NO_PARENT = -0x61C8864680B583EB
+
+
+class FrameCandidates(NamedTuple):
+    """The W best tokens of a frame in columns 1..W (C = 1 + W); column 0 stands for "stay".
+
+    Log-probs are float64, -inf where a token cannot extend a prefix: blank, and column 0.
+    """
+
+    id_NC: torch.Tensor  # column 0: NO_TOKEN
+    hash_NC: torch.Tensor
+    extend_NC: torch.Tensor
+    blank_N: torch.Tensor  # -inf when blank is not among the W best
+    dead_31B: torch.Tensor  # `Beams.ints_3NB` of slots without a prefix
+
+
+class Beams(NamedTuple):
+    """N beams of B prefixes, best first. Axis "2": (sum over alignments, best alignment), float64.
+
+    `ints_3NB` stacks each prefix's hash, the hash of its parent (the prefix without its last token)
+    and its last token.
+    """
+
+    blank_2NB: torch.Tensor
+    token_2NB: torch.Tensor
+    total_2NB: torch.Tensor
+    ints_3NB: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.ints_3NB.shape[1]
+
+    @property
+    def beam(self) -> int:
+        return self.ints_3NB.shape[2]
+
+    def rows(self, start: int, stop: int) -> Beams:
+        return Beams(*(x[:, start:stop] for x in self))
+
+
+class Links(NamedTuple):
+    """How the prefixes of a beam relate to each other and to a frame's candidates."""
+
+    is_last_NBC: torch.Tensor  # the candidate repeats the prefix's last token
+    column_NB: torch.Tensor  # that candidate's column, 0 when there is none
+    parent_NB: torch.Tensor  # the slot that holds the prefix's parent
+    has_parent_NB: torch.Tensor  # False: `parent_NB` means nothing
+    doubled_NB: torch.Tensor  # the parent ends in the same token
+
+
+class Repeats(NamedTuple):
+    """Alignments that end in a prefix's last token without making it longer."""
+
+    held_2NB: torch.Tensor  # the last token goes on
+    brought_2NB: torch.Tensor  # the parent's extension by it, which spells the same prefix
+    merged_2NB: torch.Tensor
+
+
+class FrameRecord(NamedTuple):
+    """What the trace of a frame is made from: (N, B) tensors of before the frame, and the picks."""
+
+    last: torch.Tensor
+    blank: torch.Tensor  # best alignments
+    token: torch.Tensor
+    held: torch.Tensor
+    brought: torch.Tensor
+    parent: torch.Tensor
+    doubled: torch.Tensor
+    column: torch.Tensor
+    pick: torch.Tensor  # slot * C + column
+
+
+def find_links(beams: Beams, candidates: FrameCandidates) -> Links:
+    hash_NB, parent_hash_NB, last_NB = beams.ints_3NB.unbind(0)
+    is_last_NBC = last_NB[:, :, None] == candidates.id_NC[:, None, :]
+    is_parent_NBB = parent_hash_NB[:, :, None] == hash_NB[:, None, :]
+    # A slot has at most one parent, so the maximum says both whether and where.
+    has_parent_NB, parent_NB = is_parent_NBB.to(torch.uint8).max(-1)
+    return Links(
+        is_last_NBC=is_last_NBC,
+        column_NB=is_last_NBC.to(torch.uint8).argmax(-1),
+        parent_NB=parent_NB,
+        has_parent_NB=has_parent_NB > 0,
+        doubled_NB=last_NB.gather(1, parent_NB) == last_NB,
+    )
+
+
+def repeat_last(beams: Beams, links: Links, extend_NC: torch.Tensor) -> Repeats:
+    log_prob_NB = extend_NC.gather(1, links.column_NB)
+    parent_2NB = links.parent_NB.expand(2, -1, -1)
+    brought_2NB = torch.where(
+        links.doubled_NB,
+        beams.blank_2NB.gather(2, parent_2NB),
+        beams.total_2NB.gather(2, parent_2NB),
+    )
+    brought_2NB = torch.where(links.has_parent_NB, brought_2NB + log_prob_NB, LOG_ZERO)
+    held_2NB = beams.token_2NB + log_prob_NB
+    merged_2NB = torch.empty_like(held_2NB)
+    torch.logaddexp(held_2NB[0], brought_2NB[0], out=merged_2NB[0])
+    torch.maximum(held_2NB[1], brought_2NB[1], out=merged_2NB[1])
+    return Repeats(held_2NB, brought_2NB, merged_2NB)
+
+
+def grow(beams: Beams, links: Links, candidates: FrameCandidates) -> torch.Tensor:
+    """Log-probs (2, N, B, C) of every prefix extended by every candidate; column 0 is void.
+
+    An extension that spells a prefix of the beam is -inf: it is counted there already.
+    """
+    ends_2NBC = torch.where(
+        links.is_last_NBC, beams.blank_2NB[..., None], beams.total_2NB[..., None]
+    )
+    grown_2NBC = ends_2NBC.add_(candidates.extend_NC[:, None, :])
+    # Where the beam holds no such prefix, the mark falls on a column 0.
+    place_NB = links.parent_NB * candidates.id_NC.shape[1] + links.column_NB
+    place_2NB = place_NB.masked_fill(~links.has_parent_NB, 0).expand(2, -1, -1)
+    grown_2NBC.flatten(2).scatter_(2, place_2NB, LOG_ZERO)
+    return grown_2NBC
+
+
+def pick_best(token_2NBC: torch.Tensor, stay_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The B best totals and their places. Equal totals: lower slot, then lower column, first."""
+    beam = stay_NB.shape[1]
+    totals_NBC = token_2NBC[0].clone()
+    totals_NBC[..., 0] = stay_NB
+    best_NP, place_NP = totals_NBC.flatten(1).sort(dim=-1, descending=True, stable=True)
+    return best_NP[:, :beam], place_NP[:, :beam]
+
+
+def beam_step(beams: Beams, candidates: FrameCandidates) -> tuple[Beams, FrameRecord]:
+    links = find_links(beams, candidates)
+    repeats = repeat_last(beams, links, candidates.extend_NC)
+    blank_2NB = beams.total_2NB + candidates.blank_N[:, None]
+    token_2NBC = grow(beams, links, candidates)
+    stay_NB = torch.logaddexp(blank_2NB[0], repeats.merged_2NB[0])
+    token_2NBC[..., 0] = repeats.merged_2NB
+    best_NB, pick_NB = pick_best(token_2NBC, stay_NB)
+    columns = candidates.id_NC.shape[1]
+    slot_NB, column_NB = pick_NB // columns, pick_NB % columns
+    token_2NB = token_2NBC.flatten(2).gather(2, pick_NB.expand(2, -1, -1))
+    stays_NB = column_NB == 0
+    blank_2NB = blank_2NB.gather(2, slot_NB.expand(2, -1, -1))
+    blank_2NB = torch.where(stays_NB, blank_2NB, LOG_ZERO)
+    total_2NB = torch.stack((best_NB, torch.maximum(blank_2NB[1], token_2NB[1])))
+    ints_3NB = beams.ints_3NB.gather(2, slot_NB.expand(3, -1, -1))
+    ints_3NB = torch.where(stays_NB, ints_3NB, _children(ints_3NB[0], column_NB, candidates))
+    # A slot that nothing alive fills must equal no prefix, or that prefix would come back twice.
+    ints_3NB = torch.where(best_NB > LOG_ZERO, ints_3NB, candidates.dead_31B)
+    picked = Beams(blank_2NB, token_2NB, total_2NB, ints_3NB)
+    return picked, _record(beams, links, repeats, pick_NB)
+
+
+def _record(beams: Beams, links: Links, repeats: Repeats, pick_NB: torch.Tensor) -> FrameRecord:
+    return FrameRecord(
+        last=beams.ints_3NB[2],
+        blank=beams.blank_2NB[1],
+        token=beams.token_2NB[1],
+        held=repeats.held_2NB[1],
+        brought=repeats.brought_2NB[1],
+        parent=links.parent_NB,
+        doubled=links.doubled_NB,
+        column=links.column_NB,
+        pick=pick_NB,
+    )
+
+
+def _children(
+    parent_NB: torch.Tensor, column_NB: torch.Tensor, candidates: FrameCandidates
+) -> torch.Tensor:
+    """(hash, parent hash, last token) of prefixes extended by one token; int64 arithmetic wraps."""
+    hash_NB = (parent_NB ^ candidates.hash_NC.gather(1, column_NB)) * _HASH_FACTOR
+    return torch.stack((hash_NB, parent_NB, candidates.id_NC.gather(1, column_NB)))
+
+
+def dead_slots(beam: int) -> torch.Tensor:
+    """Hashes (3, 1, B) that no prefix has, different in each slot."""
+    ints_31B = torch.full((3, 1, beam), NO_TOKEN, dtype=torch.int64)
+    ints_31B[0, 0] = _DEAD_HASH + torch.arange(beam)
+    ints_31B[1, 0] = _NO_PARENT
+    return ints_31B
+
+
+def fresh_beams(beam: int) -> Beams:
+    """One row at the start of a stream: the empty prefix in slot 0, nothing in the others."""
+    dead_21B = torch.full((2, 1, beam), LOG_ZERO, dtype=torch.float64)
+    empty_21B = dead_21B.clone()
+    empty_21B[:, :, 0] = 0.0
+    ints_31B = dead_slots(beam)
+    ints_31B[0, 0, 0] = _EMPTY_HASH
+    return Beams(empty_21B, dead_21B, empty_21B.clone(), ints_31B)
+
+
+def skip_rows(
+    before: Beams, stepped: tuple[Beams, FrameRecord], skip_N: torch.Tensor, columns: int
+) -> tuple[Beams, FrameRecord]:
+    """Rows with `skip_N` keep their prefixes; the pair of each becomes (sum of both, nothing)."""
+    after, record = stepped
+    nothing_2NB = torch.full_like(before.total_2NB, LOG_ZERO)
+    collapsed = before._replace(blank_2NB=before.total_2NB, token_2NB=nothing_2NB)
+    skip_N1 = skip_N[:, None]
+    kept = (torch.where(skip_N1, a, b) for a, b in zip(collapsed, after, strict=True))
+    stay_B = torch.arange(before.beam, device=skip_N.device) * columns
+    return Beams(*kept), record._replace(pick=torch.where(skip_N1, stay_B, record.pick))
