@@ -5,8 +5,8 @@ Both calls run the engine's own batching, paged caches and decoder; nothing here
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
 from oasr_backend.features import WindowGeometry
 from oasr_backend.runner import EncoderRunner
-from oasr_backend.types import AudioChunk
+from oasr_backend.types import AudioChunk, Hypothesis
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -36,45 +36,39 @@ def stream_log_probs(
     dtype: str = "float32",
 ) -> FloatArray:
     """CTC log-probabilities (T', V) of log-mel features (T, F), chunk by chunk, no tail padding."""
-    (log_probs_TV,) = batched_log_probs(
-        checkpoint_dir, [feats], chunk_size=chunk_size, num_left_chunks=num_left_chunks,
-        device=device, dtype=dtype,
-    )  # fmt: skip
-    return log_probs_TV
+    config = ServingConfig(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
+    (decoded,) = decode_features(checkpoint_dir, [feats], config, device=device)
+    return decoded.log_probs_TV
 
 
-def batched_log_probs(
+@dataclass(frozen=True)
+class DecodedFeatures:
+    """One stream's log-probabilities (T', V) and its best hypothesis."""
+
+    log_probs_TV: FloatArray
+    hypothesis: Hypothesis
+
+
+def decode_features(
     checkpoint_dir: str | Path,
     feats: Sequence[FloatArray],
+    config: ServingConfig,
     *,
-    chunk_size: int,
-    num_left_chunks: int,
-    block_size_frames: int = 0,
     delays: Sequence[int] = (),
     device: str = "cpu",
-    dtype: str = "float32",
-) -> list[FloatArray]:
-    """`stream_log_probs` of several streams that share their steps.
+) -> list[DecodedFeatures]:
+    """Streams of log-mel features (T, F) that share their steps.
 
     Stream i enters after `delays[i]` steps, so rows of one step stand at different offsets.
     """
-    config = ServingConfig(
-        chunk_size=chunk_size,
-        num_left_chunks=num_left_chunks,
-        block_size_frames=block_size_frames,
-        max_streams=len(feats),
-        max_num_blocks=0 if num_left_chunks >= 0 else _enough_blocks(feats, chunk_size),
-        dtype=dtype,
-    )
-    engine = Engine(load_wenet(checkpoint_dir), config, device=torch.device(device))
+    engine = Engine(load_wenet(checkpoint_dir), _roomy(config, feats), device=torch.device(device))
     session = _FeatureSession(engine, feats)
     waits = list(delays) or [0] * len(feats)
-    for step in itertools.count():
-        unfinished = [stream for stream in session.streams if stream.num_ready]
-        if not unfinished:
-            return [np.concatenate(stream.log_probs_TV) for stream in session.streams]
+    step = 0
+    while unfinished := [stream for stream in session.streams if stream.num_ready]:
         session.step([stream for stream in unfinished if waits[stream.generation] <= step])
-    raise AssertionError("unreachable: every step but the waiting ones consumes a window")
+        step += 1
+    return session.decoded()
 
 
 class _FeatureStream:
@@ -127,11 +121,22 @@ class _FeatureSession:
         for row, stream in enumerate(streams):
             stream.log_probs_TV.append(log_probs_BTV[row, : num_frames[row]].cpu().numpy())
 
+    def decoded(self) -> list[DecodedFeatures]:
+        found = self._caches.hypotheses([stream.generation for stream in self.streams])
+        return [
+            DecodedFeatures(np.concatenate(stream.log_probs_TV), hypothesis)
+            for stream, hypothesis in zip(self.streams, found, strict=True)
+        ]
 
-def _enough_blocks(feats: Sequence[FloatArray], chunk_size: int) -> int:
-    """A pool in which no stream meets the ceiling of unlimited history."""
-    longest = max(len(array) for array in feats)
-    return len(feats) * (longest // chunk_size + 2)
+
+def _roomy(config: ServingConfig, feats: Sequence[FloatArray]) -> ServingConfig:
+    """As many streams as there are features, and no ceiling on unlimited history."""
+    num_streams = len(feats)
+    config = replace(config, max_streams=num_streams, max_step_streams=num_streams)
+    if config.num_left_chunks >= 0:
+        return config
+    most_chunks = max(len(array) for array in feats) // config.chunk_size + 2
+    return replace(config, max_num_blocks=num_streams * most_chunks)
 
 
 def stream_transcript(

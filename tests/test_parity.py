@@ -1,0 +1,121 @@
+"""The serving path against WeNet's own chunk loop: golden checkpoints, features in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from oasr_backend.config import ServingConfig
+from oasr_backend.parity import decode_features, stream_log_probs
+from tests.conftest import GOLDEN_DIR
+
+CHECKPOINTS = ("wenet_small", "wenet_bn_k31")
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What WeNet gives for one checkpoint at one chunk size and left context."""
+
+    directory: Path
+    chunk_size: int
+    num_left_chunks: int
+    feats_TF: npt.NDArray[np.float32]
+    log_probs_TV: npt.NDArray[np.float32]
+    greedy: tuple[int, ...]
+    beam: tuple[int, ...]
+    beam_score: float
+
+    @property
+    def config(self) -> ServingConfig:
+        return ServingConfig(chunk_size=self.chunk_size, num_left_chunks=self.num_left_chunks)
+
+
+@cache
+def goldens() -> dict[str, Golden]:
+    found = {}
+    for name in CHECKPOINTS:
+        arrays = dict(np.load(GOLDEN_DIR / name / "expected.npz"))
+        for key in sorted(key for key in arrays if key.startswith("c") and key.endswith(".logp")):
+            setting = key.removesuffix(".logp")
+            chunk, left = setting.split("_")
+            found[f"{name}-{setting}"] = Golden(
+                directory=GOLDEN_DIR / name,
+                chunk_size=int(chunk[1:]),
+                num_left_chunks=int(left[1:]),
+                feats_TF=arrays["feats"],
+                log_probs_TV=arrays[key],
+                greedy=tuple(arrays[f"{setting}.greedy"].tolist()),
+                beam=tuple(arrays[f"{setting}.beam"].tolist()),
+                beam_score=float(arrays[f"{setting}.beam_score"]),
+            )
+    return found
+
+
+@pytest.fixture(params=sorted(goldens()))
+def golden(request: pytest.FixtureRequest) -> Golden:
+    return goldens()[request.param]
+
+
+def test_every_setting_of_both_checkpoints_is_covered() -> None:
+    assert len(goldens()) == 12
+
+
+def test_log_probs_equal_those_of_wenet(golden: Golden) -> None:
+    log_probs_TV = stream_log_probs(
+        golden.directory,
+        golden.feats_TF,
+        chunk_size=golden.chunk_size,
+        num_left_chunks=golden.num_left_chunks,
+    )
+    np.testing.assert_allclose(log_probs_TV, golden.log_probs_TV, atol=TOLERANCE, rtol=0)
+
+
+def test_greedy_tokens_equal_those_of_wenet(golden: Golden) -> None:
+    (decoded,) = decode_features(golden.directory, [golden.feats_TF], golden.config)
+    assert decoded.hypothesis.tokens == golden.greedy
+
+
+def test_prefix_beam_tokens_and_score_equal_those_of_wenet(golden: Golden) -> None:
+    config = ServingConfig(
+        chunk_size=golden.chunk_size,
+        num_left_chunks=golden.num_left_chunks,
+        decoder="prefix_beam",
+    )
+    (decoded,) = decode_features(golden.directory, [golden.feats_TF], config)
+    assert decoded.hypothesis.tokens == golden.beam
+    assert decoded.hypothesis.score == pytest.approx(golden.beam_score, abs=1e-2)
+
+
+@pytest.mark.parametrize("block_chunks", [1, 2, 3])
+def test_sixteen_interleaved_copies_of_any_length_and_phase_each_equal_wenet(
+    golden: Golden, block_chunks: int
+) -> None:
+    generator = np.random.default_rng(golden.chunk_size)
+    total = len(golden.feats_TF)
+    # A prefix is exact up to its last full chunk: the frames after it see a shorter chunk.
+    lengths = [total, *generator.integers(total // 3, total, size=15).tolist()]
+    config = ServingConfig(
+        chunk_size=golden.chunk_size,
+        num_left_chunks=golden.num_left_chunks,
+        block_size_frames=block_chunks * golden.chunk_size,
+    )
+    decoded = decode_features(
+        golden.directory,
+        [golden.feats_TF[:length] for length in lengths],
+        config,
+        delays=generator.integers(0, 6, size=16).tolist(),
+    )
+    assert decoded[0].hypothesis.tokens == golden.greedy
+    for stream in decoded:
+        full = len(stream.log_probs_TV)
+        if stream is not decoded[0]:
+            full = full // golden.chunk_size * golden.chunk_size
+        np.testing.assert_allclose(
+            stream.log_probs_TV[:full], golden.log_probs_TV[:full], atol=TOLERANCE, rtol=0
+        )
