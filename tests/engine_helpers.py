@@ -1,0 +1,141 @@
+"""An engine in milliseconds, a clock that tests move, and faults in the real model.
+
+The golden checkpoint has random weights: its text means nothing, but differs from audio to audio.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from oasr_backend.checkpoints import load_wenet
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
+from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
+from tests.conftest import GOLDEN_DIR
+
+WINDOW_SAMPLES = 400 + 66 * 160
+STRIDE_SAMPLES = 64 * 160
+#: A first sample that a test's fault knows its victim by.
+MARK = 1.5
+
+
+class ManualClock:
+    """Seconds, only moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def golden_engine(clock: Callable[[], float] | None = None, **settings: Any) -> Engine:
+    settings = {"max_streams": 8, **settings}
+    checkpoint = load_wenet(GOLDEN_DIR / "wenet_small")
+    return Engine(
+        checkpoint,
+        ServingConfig(**settings),
+        device=torch.device("cpu"),
+        clock=clock or ManualClock(),
+    )
+
+
+@functools.cache
+def _quiet_engine(**settings: Any) -> Engine:
+    return golden_engine(**settings)
+
+
+def noise(seed: int, *, seconds: float = 2.0) -> Samples:
+    """Loud and quiet pieces, so that two seeds hardly give one text."""
+    chance = np.random.default_rng(seed)
+    samples_S = chance.standard_normal(round(seconds * 16000)) * 10 ** chance.uniform(-2.5, -1.0)
+    return np.clip(samples_S, -1.0, 1.0).astype(np.float32)
+
+
+def marked(samples_S: Samples) -> Samples:
+    return np.concatenate([np.full(1, MARK, np.float32), samples_S[1:]])
+
+
+def chunk(
+    stream_id: StreamId,
+    samples_S: Samples | None = None,
+    *,
+    flags: str = "",
+    parameters: Mapping[str, ParameterValue] | None = None,
+    **more: Any,
+) -> AudioChunk:
+    """`flags` holds "S" for START and "E" for END."""
+    return AudioChunk(
+        stream_id=stream_id,
+        samples_S=np.zeros(0, np.float32) if samples_S is None else samples_S,
+        is_first="S" in flags,
+        is_last="E" in flags,
+        parameters=parameters or {},
+        **more,
+    )
+
+
+def ask(engine: Engine, *chunks: AudioChunk) -> list[ChunkResult]:
+    """`process`, with the caches checked and every request answered."""
+    results = engine.process(chunks)
+    assert len(results) == len(chunks)
+    engine.check_integrity()
+    return results
+
+
+def ask_one(engine: Engine, stream_id: StreamId, *args: Any, **more: Any) -> ChunkResult:
+    return ask(engine, chunk(stream_id, *args, **more))[0]
+
+
+def text_alone(samples_S: Samples, **settings: Any) -> str:
+    """The final text of one utterance in an engine that serves nobody else meanwhile."""
+    result = ask_one(_quiet_engine(**settings), "alone", samples_S, flags="SE")
+    assert result.error is None
+    return result.text
+
+
+def error_of(result: ChunkResult, *words: str) -> str:
+    """The error's message, which must hold `words`."""
+    assert result.error is not None, f"no error but the text {result.text!r}"
+    message = str(result.error)
+    for word in words:
+        assert word in message
+    return message
+
+
+def assert_all_is_free(engine: Engine) -> None:
+    engine.check_integrity()
+    assert len(engine.streams) == 0
+    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+
+
+@contextmanager
+def fault_at(
+    engine: Engine, part: str, fault: Callable[[torch.Tensor], Exception | None]
+) -> Iterator[None]:
+    """Lets a part of the real model raise what `fault` makes of its input.
+
+    "filterbank" sees (B, S) samples at the step's beginning, "ctc" (B, T, D) at its end.
+    """
+
+    def hook(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        error = fault(inputs[0])
+        if error is not None:
+            raise error
+
+    handle = engine.model.get_submodule(part).register_forward_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def on_mark(error: Exception) -> Callable[[torch.Tensor], Exception | None]:
+    """`error` for every step that holds a marked window."""
+    return lambda samples_BS: error if bool((samples_BS[:, 0] == MARK).any()) else None

@@ -1,0 +1,212 @@
+"""Who gets in: limits, refusals, duplicates, cancellation, numbered chunks, reaping, audio."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import pytest
+
+from oasr_backend.types import ParameterValue
+from tests.engine_helpers import (
+    ManualClock,
+    ask,
+    ask_one,
+    assert_all_is_free,
+    chunk,
+    error_of,
+    golden_engine,
+    noise,
+    text_alone,
+)
+
+
+def test_a_stream_beyond_the_limit_is_refused_with_the_numbers() -> None:
+    engine = golden_engine(max_streams=3)
+    ask(engine, *(chunk(i, noise(i), flags="S") for i in range(3)))
+    begin_s = time.perf_counter()
+    (turn,) = engine.submit([chunk("late", noise(9), flags="S")])
+    assert time.perf_counter() - begin_s < 0.1
+    assert turn.result is not None
+    assert turn.result.error is not None
+    assert turn.result.error.triton_code == "UNAVAILABLE"
+    error_of(turn.result, "3", "max_streams")
+    finals = ask(engine, *(chunk(i, flags="E") for i in range(3)))
+    assert [result.text for result in finals] == [text_alone(noise(i)) for i in range(3)]
+    assert_all_is_free(engine)
+
+
+def test_a_dead_stream_makes_room_for_a_new_one() -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock, max_streams=2, dead_after_s=60, stream_idle_timeout_s=90)
+    ask_one(engine, "dead", noise(1), flags="S")
+    clock.now_s += 59
+    ask_one(engine, "alive", noise(2), flags="S")
+    error_of(ask_one(engine, "new", noise(3), flags="S"), "max_streams")
+    clock.now_s += 2
+    assert ask_one(engine, "new", noise(3), flags="SE").text == text_alone(noise(3))
+    error_of(ask_one(engine, "dead"), "send START")
+    assert ask_one(engine, "alive", flags="E").text == text_alone(noise(2))
+    assert engine.metrics.streams_reaped == 1
+
+
+def test_silent_streams_are_reaped_without_any_traffic() -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock, stream_idle_timeout_s=90)
+    ask(engine, chunk("a", noise(1), flags="S"), chunk("b", noise(2), flags="S"))
+    clock.now_s += 60
+    ask_one(engine, "b", noise(2))
+    clock.now_s += 31
+    assert engine.close_idle() == 1
+    error_of(ask_one(engine, "a"), "'a'", "90 s", "send START")
+    clock.now_s += 91
+    assert engine.close_idle() == 1
+    assert_all_is_free(engine)
+
+
+def test_a_stream_with_a_request_in_hand_is_never_reaped() -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock, stream_idle_timeout_s=90, max_step_streams=1)
+    samples = noise(1, seconds=4)
+    (turn,) = engine.submit([chunk("a", samples, flags="SE")])
+    while not turn.is_done:
+        clock.now_s += 200
+        assert engine.close_idle() == 0
+        engine.step()
+    assert turn.result is not None
+    assert turn.result.text == text_alone(samples)
+
+
+def test_a_second_start_begins_anew_and_counts_as_a_conflict() -> None:
+    engine = golden_engine(max_streams=1)
+    ask_one(engine, 5, noise(1), flags="S")
+    ask_one(engine, 5, noise(1))
+    ask_one(engine, 5, noise(2), flags="S")
+    assert ask_one(engine, 5, flags="E").text == text_alone(noise(2))
+    assert engine.metrics.conflicts == 1
+    assert engine.metrics.finished == {"replaced": 1, "end": 1}
+    assert_all_is_free(engine)
+
+
+def test_a_refused_second_start_ends_the_first_stream() -> None:
+    engine = golden_engine()
+    ask_one(engine, 5, noise(1), flags="S")
+    bad = ask_one(engine, 5, np.full(4, np.nan, np.float32), flags="S")
+    error_of(bad, "nan")
+    error_of(ask_one(engine, 5, flags="E"), "send START")
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("flags", ["S", "", "E", "SE"])
+def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> None:
+    engine = golden_engine()
+    if "S" not in flags:
+        ask_one(engine, "a", noise(1), flags="S")
+    ask_one(engine, "b", noise(2), flags="S")
+    num_steps = engine.metrics.step_width.samples()
+    before = [sample.value for sample in num_steps]
+    result = ask_one(engine, "a", noise(1), flags=flags, is_cancelled=lambda: True)
+    assert result.error is not None
+    assert result.error.triton_code == "CANCELLED"
+    assert [sample.value for sample in engine.metrics.step_width.samples()] == before
+    assert engine.metrics.finished["cancelled"] == 1
+    assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
+    assert_all_is_free(engine)
+
+
+NAN, INFINITE = np.float32("nan"), np.float32("-inf")
+
+
+@pytest.mark.parametrize("bad", [NAN, INFINITE])
+def test_a_chunk_with_a_value_that_is_no_number_is_refused_and_the_stream_goes_on(
+    bad: np.float32,
+) -> None:
+    engine, samples = golden_engine(), noise(1)
+    poisoned = samples.copy()
+    poisoned[123] = bad
+    ask_one(engine, "a", samples[:16000], flags="S")
+    refused, neighbour = ask(engine, chunk("a", poisoned), chunk("b", noise(2), flags="SE"))
+    error_of(refused, "sample 123", str(bad), "finite")
+    assert neighbour.text == text_alone(noise(2))
+    assert ask_one(engine, "a", samples[16000:], flags="E").text == text_alone(samples)
+
+
+@pytest.mark.parametrize("flags", ["S", "E", "SE"])
+def test_what_is_refused_at_either_end_leaves_no_stream_behind(flags: str) -> None:
+    engine = golden_engine()
+    if "S" not in flags:
+        ask_one(engine, "a", noise(1), flags="S")
+    error_of(ask_one(engine, "a", np.full(9, np.inf, np.float32), flags=flags), "inf")
+    assert_all_is_free(engine)
+
+
+def test_numbered_chunks_arrive_without_gap_or_repeat() -> None:
+    engine, pieces = golden_engine(), np.split(noise(1), 4)
+
+    def send(number: int | None, part: int, flags: str = "") -> str:
+        parameters: dict[str, ParameterValue] = {} if number is None else {"chunk_seq": number}
+        result = ask_one(engine, "a", pieces[part], flags=flags, parameters=parameters)
+        return result.text if result.error is None else f"error: {result.error}"
+
+    send(7, 0, "S")
+    send(8, 1)
+    for wrong in (8, 10, None):
+        assert f"chunk_seq={wrong}, expected 9" in send(wrong, 2)
+    send(9, 2)
+    assert send(10, 3, "E") == text_alone(noise(1))
+
+
+def test_a_stream_that_began_without_numbers_refuses_one() -> None:
+    engine = golden_engine()
+    ask_one(engine, "a", noise(1), flags="S")
+    error_of(ask_one(engine, "a", parameters={"chunk_seq": 1}), "chunk_seq=1", "expected None")
+
+
+def test_int16_and_float_of_the_same_audio_are_one_signal() -> None:
+    pcm16 = (noise(1) * 32767).astype(np.int16)
+    scaled = pcm16.astype(np.float32) / 32768
+    assert text_alone(scaled) == text_alone(pcm16 * np.float32(1 / 32768))
+
+
+def test_loud_float_audio_is_counted_and_not_rescaled() -> None:
+    engine, samples = golden_engine(), noise(1)
+    loud = ask_one(engine, "a", samples * np.float32(32768), flags="SE")
+    assert loud.error is None
+    assert engine.metrics.loud_chunks == 1
+    ask_one(engine, "b", samples / np.abs(samples).max(), flags="SE")
+    assert engine.metrics.loud_chunks == 1
+
+
+@pytest.mark.parametrize("head", [b"RIFF", b"RIFF\x24\x08\x00\x00WAVEfmt "])
+def test_a_wav_header_is_refused_with_the_remedy(head: bytes) -> None:
+    pcm16 = np.frombuffer(head, np.int16).astype(np.float32) / np.float32(32768)
+    message = error_of(ask_one(golden_engine(), "a", pcm16, flags="S"), "RIFF", "header")
+    assert "strip" in message
+
+
+def test_g711_codes_outside_a_byte_are_refused() -> None:
+    engine = golden_engine()
+    codes = np.array([0, 255, 256], np.float32) / np.float32(32768)
+    bad = ask_one(engine, "a", codes, flags="S", parameters={"encoding": "mulaw"})
+    error_of(bad, "mulaw", "0 .. 255")
+    good = ask_one(engine, "a", codes[:2], flags="SE", parameters={"encoding": "mulaw"})
+    assert good.error is None
+
+
+def test_what_happens_to_a_stream_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock)
+    with caplog.at_level(logging.INFO, logger="oasr_backend"):
+        ask_one(engine, "call-1", noise(1), flags="S")
+        ask_one(engine, "call-1", flags="E")
+        ask_one(engine, "call-2", flags="S")
+        clock.now_s += 1000
+        engine.close_idle()
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "event=stream_open stream='call-1' generation=1",
+        "event=stream_close stream='call-1' generation=1 reason=end audio_s=2.00",
+        "event=stream_open stream='call-2' generation=2",
+        "event=stream_reaped stream='call-2' generation=2 reason=idle audio_s=0.00",
+    ]

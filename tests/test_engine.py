@@ -1,0 +1,190 @@
+"""The order of things: one answer a request, one text a stream, whoever shares the step."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from oasr_backend.types import AudioChunk
+from tests.engine_helpers import (
+    STRIDE_SAMPLES,
+    WINDOW_SAMPLES,
+    ask,
+    ask_one,
+    assert_all_is_free,
+    chunk,
+    error_of,
+    golden_engine,
+    noise,
+    text_alone,
+)
+
+
+def test_start_and_end_in_one_request_gives_the_final_text() -> None:
+    engine = golden_engine()
+    result = ask_one(engine, "a", noise(1), flags="SE", wants_result=True)
+    assert result.text == text_alone(noise(1))
+    assert result.document is not None
+    assert result.document["is_final"]
+    assert result.document["finish_reason"] == "end"
+    assert result.document["audio_s"] == 2.0
+    assert_all_is_free(engine)
+
+
+def test_the_document_is_built_only_on_request() -> None:
+    assert ask_one(golden_engine(), "a", noise(1), flags="SE").document is None
+
+
+@pytest.mark.parametrize("piece", [1, 7, 160, 399, STRIDE_SAMPLES, WINDOW_SAMPLES, 31999])
+def test_the_text_does_not_depend_on_the_cutting(piece: int) -> None:
+    samples = noise(2, seconds=0.9) if piece < 100 else noise(2)
+    engine = golden_engine()
+    pieces = [samples[start : start + piece] for start in range(0, samples.size, piece)]
+    for index, part in enumerate(pieces):
+        flags = ("S" if index == 0 else "") + ("E" if index == len(pieces) - 1 else "")
+        (result,) = engine.process([chunk("a", part, flags=flags)])
+    assert result.text == text_alone(samples)
+    assert_all_is_free(engine)
+
+
+def test_partial_texts_are_beginnings_of_the_final_one() -> None:
+    engine, samples = golden_engine(), noise(3, seconds=4)
+    texts = [ask_one(engine, "a", samples[:8000], flags="S").text]
+    texts += [ask_one(engine, "a", samples[start : start + 8000]).text
+              for start in range(8000, samples.size, 8000)]  # fmt: skip
+    texts.append(ask_one(engine, "a", flags="E").text)
+    assert texts[0] == "", "half a second is less than a window"
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
+    assert texts[-1] == text_alone(samples)
+
+
+@pytest.mark.parametrize(
+    "num_samples",
+    [0, 1, 399, 400, WINDOW_SAMPLES - 1, WINDOW_SAMPLES, WINDOW_SAMPLES + 1, STRIDE_SAMPLES],
+)
+@pytest.mark.parametrize("tail_padding", [True, False])
+def test_an_utterance_of_any_length_has_a_final_text(num_samples: int, tail_padding: bool) -> None:
+    engine = golden_engine(tail_padding=tail_padding)
+    result = ask_one(engine, "a", noise(4)[:num_samples], flags="SE")
+    assert result.error is None
+    assert isinstance(result.text, str)
+    if num_samples == 0:
+        assert result.text == ""
+    assert_all_is_free(engine)
+
+
+def test_lengths_around_a_window_edge_are_one_text_however_they_are_cut() -> None:
+    samples = noise(5, seconds=1.5)
+    for num_samples in range(WINDOW_SAMPLES - 2, WINDOW_SAMPLES + 3):
+        engine = golden_engine()
+        ask_one(engine, "a", samples[: num_samples - 1], flags="S")
+        last = ask_one(engine, "a", samples[num_samples - 1 : num_samples], flags="E")
+        assert last.text == text_alone(samples[:num_samples])
+
+
+def test_an_end_without_samples_hears_what_was_buffered() -> None:
+    engine, samples = golden_engine(), noise(6)
+    ask_one(engine, "a", samples, flags="S")
+    assert ask_one(engine, "a", flags="E").text == text_alone(samples)
+    assert_all_is_free(engine)
+
+
+def test_neighbours_do_not_change_a_text() -> None:
+    utterances = [noise(seed, seconds=0.3 + 0.4 * seed) for seed in range(8)]
+    engine = golden_engine(max_step_streams=5)
+    results = ask(engine, *(chunk(i, x, flags="SE") for i, x in enumerate(utterances)))
+    assert [result.text for result in results] == [text_alone(x) for x in utterances]
+    assert len({result.text for result in results}) > 3, "else this test sees no mix-up"
+
+
+def test_shuffled_batches_give_every_id_its_own_text() -> None:
+    chance = np.random.default_rng(7)
+    utterances = {f"id{seed}": noise(seed) for seed in range(8)}
+    engine = golden_engine()
+    ask(engine, *(chunk(name, flags="S") for name in utterances))
+    for start in range(0, 32000, 4000):
+        names = chance.permutation(list(utterances))[: chance.integers(6, 9)]
+        for name in {*names} ^ {*utterances}:
+            ask_one(engine, name, utterances[name][start : start + 4000])
+        ask(engine, *(chunk(str(n), utterances[str(n)][start : start + 4000]) for n in names))
+    finals = ask(engine, *(chunk(name, flags="E") for name in utterances))
+    assert [r.text for r in finals] == [text_alone(x) for x in utterances.values()]
+
+
+def test_an_integer_and_a_string_id_are_two_streams() -> None:
+    engine = golden_engine()
+    ask(engine, chunk(42, noise(1), flags="S"), chunk("42", noise(2), flags="S"))
+    number, string = ask(engine, chunk(42, flags="E"), chunk("42", flags="E"))
+    assert (number.text, string.text) == (text_alone(noise(1)), text_alone(noise(2)))
+
+
+def test_an_id_is_free_again_right_after_its_end() -> None:
+    engine = golden_engine(max_streams=1)
+    for seed in range(5):
+        ask_one(engine, 7, noise(seed), flags="S")
+        assert ask_one(engine, 7, flags="E").text == text_alone(noise(seed))
+
+
+def test_a_continuation_of_an_unknown_id_is_told_to_start() -> None:
+    engine = golden_engine()
+    for flags in ("", "E"):
+        result = ask_one(engine, "nobody", noise(1), flags=flags)
+        assert result.error is not None
+        assert result.error.triton_code == "INVALID_ARG"
+        error_of(result, "'nobody'", "unknown", "send START")
+    assert_all_is_free(engine)
+
+
+def test_answers_come_in_the_order_of_the_requests() -> None:
+    engine = golden_engine()
+    good = [chunk(i, noise(i), flags="SE") for i in range(4)]
+    mixed: list[AudioChunk] = [chunk("x"), good[0], good[1], chunk("y"), good[2], good[3]]
+    results = ask(engine, *mixed)
+    assert [result.error is not None for result in results] == [True, False, False] * 2
+    texts = [result.text for result in results if result.error is None]
+    assert texts == [text_alone(noise(i)) for i in range(4)]
+
+
+def test_a_long_chunk_takes_turns_with_the_others() -> None:
+    engine = golden_engine(max_step_streams=4)
+    (long,) = engine.submit([chunk("long", noise(1, seconds=25), flags="SE")])
+    engine.step()
+    others = engine.submit([chunk(i, noise(i), flags="SE") for i in range(2, 8)])
+    num_steps = 0
+    while not all(turn.is_done for turn in others):
+        engine.step()
+        num_steps += 1
+    # Two seconds are three windows and one of padding; seven streams need two steps for each.
+    assert num_steps <= 8
+    assert not long.is_done
+    while not long.is_done:
+        engine.step()
+    assert long.result is not None
+    assert long.result.text == text_alone(noise(1, seconds=25))
+    assert_all_is_free(engine)
+
+
+def test_small_chunks_queued_at_once_are_all_answered_in_order() -> None:
+    engine, samples = golden_engine(), noise(8, seconds=4)
+    pieces = np.array_split(samples, 200)
+    chunks = [chunk("a", part, flags="S" if i == 0 else "") for i, part in enumerate(pieces)]
+    results = ask(engine, *chunks, chunk("a", flags="E"))
+    assert all(result.error is None for result in results)
+    lengths = [len(result.text) for result in results]
+    assert lengths == sorted(lengths)
+    assert results[-1].text == text_alone(samples)
+
+
+def test_closing_answers_what_waits_and_frees_every_stream() -> None:
+    engine = golden_engine()
+    ask_one(engine, "idle", noise(1), flags="S")
+    turns = engine.submit([chunk(i, noise(i, seconds=20), flags="S") for i in range(3)])
+    engine.step()
+    engine.close()
+    for turn in turns:
+        assert turn.result is not None
+        error_of(turn.result, "unloads", "send START")
+    assert_all_is_free(engine)
+    engine.close()
