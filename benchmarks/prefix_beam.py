@@ -63,7 +63,8 @@ class PlainPrefixBeam:
                     pair = grown[prefix]
                     pair[1] = _log_add(pair[1], token + log_prob)
                 start = blank if candidate == last else total
-                pair = grown[(*prefix, candidate)]
+                longer = (*prefix, candidate)
+                pair = grown[longer]
                 pair[1] = _log_add(pair[1], start + log_prob)
         ranked = sorted(grown.items(), key=lambda item: _log_add(*item[1]), reverse=True)
         self.beam = [(prefix, (pair[0], pair[1])) for prefix, pair in ranked[:BEAM]]

@@ -26,6 +26,18 @@ class FrameCandidates(NamedTuple):
     blank_N: torch.Tensor  # -inf when blank is not among the W best
     dead_31B: torch.Tensor  # `Beams.ints_3NB` of slots without a prefix
 
+    def rows(self, count: int) -> FrameCandidates:
+        """The first `count` rows."""
+        if count == self.id_NC.shape[0]:
+            return self
+        return FrameCandidates(
+            self.id_NC[:count],
+            self.hash_NC[:count],
+            self.extend_NC[:count],
+            self.blank_N[:count],
+            self.dead_31B,
+        )
+
 
 class Beams(NamedTuple):
     """N beams of B prefixes, best first. Axis "2": (sum over alignments, best alignment), float64.
@@ -54,8 +66,8 @@ class Beams(NamedTuple):
 class Links(NamedTuple):
     """How the prefixes of a beam relate to each other and to a frame's candidates."""
 
-    is_last_NBC: torch.Tensor  # the candidate repeats the prefix's last token
-    column_NB: torch.Tensor  # that candidate's column, 0 when there is none
+    column_NB: torch.Tensor  # the candidate that repeats the prefix's last token, 0 for none
+    last_log_prob_NB: torch.Tensor
     parent_NB: torch.Tensor  # the slot that holds the prefix's parent
     has_parent_NB: torch.Tensor  # False: `parent_NB` means nothing
     doubled_NB: torch.Tensor  # the parent ends in the same token
@@ -70,36 +82,43 @@ class Repeats(NamedTuple):
 
 
 class FrameRecord(NamedTuple):
-    """What the trace of a frame is made from: (N, B) tensors of before the frame, and the picks."""
+    """What the trace of a frame is made from: tensors of before the frame, and the picks."""
 
-    last: torch.Tensor
-    blank: torch.Tensor  # best alignments
-    token: torch.Tensor
-    held: torch.Tensor
-    brought: torch.Tensor
-    parent: torch.Tensor
-    doubled: torch.Tensor
-    column: torch.Tensor
-    pick: torch.Tensor  # slot * C + column
+    ints_3NB: torch.Tensor
+    blank_2NB: torch.Tensor
+    token_2NB: torch.Tensor
+    held_2NB: torch.Tensor
+    brought_2NB: torch.Tensor
+    parent_NB: torch.Tensor
+    doubled_NB: torch.Tensor
+    column_NB: torch.Tensor
+    pick_NB: torch.Tensor  # slot * C + column
 
 
 def find_links(beams: Beams, candidates: FrameCandidates) -> Links:
     hash_NB, parent_hash_NB, last_NB = beams.ints_3NB.unbind(0)
     is_last_NBC = last_NB[:, :, None] == candidates.id_NC[:, None, :]
     is_parent_NBB = parent_hash_NB[:, :, None] == hash_NB[:, None, :]
-    # A slot has at most one parent, so the maximum says both whether and where.
-    has_parent_NB, parent_NB = is_parent_NBB.to(torch.uint8).max(-1)
+    # At most one entry of a row is true, so a weighted sum is its index: cheaper than argmax.
+    column_NB = _weighted(is_last_NBC)
+    parent_NB = _weighted(is_parent_NBB)
     return Links(
-        is_last_NBC=is_last_NBC,
-        column_NB=is_last_NBC.to(torch.uint8).argmax(-1),
+        column_NB=column_NB,
+        last_log_prob_NB=candidates.extend_NC.gather(1, column_NB),
         parent_NB=parent_NB,
-        has_parent_NB=has_parent_NB > 0,
+        has_parent_NB=is_parent_NBB.any(-1),
         doubled_NB=last_NB.gather(1, parent_NB) == last_NB,
     )
 
 
-def repeat_last(beams: Beams, links: Links, extend_NC: torch.Tensor) -> Repeats:
-    log_prob_NB = extend_NC.gather(1, links.column_NB)
+def _weighted(is_true_NBX: torch.Tensor) -> torch.Tensor:
+    width = is_true_NBX.shape[-1]
+    weight_X = torch.arange(width, dtype=torch.float32, device=is_true_NBX.device)
+    return (is_true_NBX.float() @ weight_X).long()
+
+
+def repeat_last(beams: Beams, links: Links) -> Repeats:
+    log_prob_NB = links.last_log_prob_NB
     parent_2NB = links.parent_NB.expand(2, -1, -1)
     brought_2NB = torch.where(
         links.doubled_NB,
@@ -119,10 +138,10 @@ def grow(beams: Beams, links: Links, candidates: FrameCandidates) -> torch.Tenso
 
     An extension that spells a prefix of the beam is -inf: it is counted there already.
     """
-    ends_2NBC = torch.where(
-        links.is_last_NBC, beams.blank_2NB[..., None], beams.total_2NB[..., None]
-    )
-    grown_2NBC = ends_2NBC.add_(candidates.extend_NC[:, None, :])
+    grown_2NBC = beams.total_2NB[..., None] + candidates.extend_NC[:, None, :]
+    # Only alignments that end in blank may add the last token again.
+    doubled_2NB1 = (beams.blank_2NB + links.last_log_prob_NB)[..., None]
+    grown_2NBC.scatter_(3, links.column_NB[..., None].expand(2, -1, -1, -1), doubled_2NB1)
     # Where the beam holds no such prefix, the mark falls on a column 0.
     place_NB = links.parent_NB * candidates.id_NC.shape[1] + links.column_NB
     place_2NB = place_NB.masked_fill(~links.has_parent_NB, 0).expand(2, -1, -1)
@@ -141,7 +160,7 @@ def pick_best(token_2NBC: torch.Tensor, stay_NB: torch.Tensor) -> tuple[torch.Te
 
 def beam_step(beams: Beams, candidates: FrameCandidates) -> tuple[Beams, FrameRecord]:
     links = find_links(beams, candidates)
-    repeats = repeat_last(beams, links, candidates.extend_NC)
+    repeats = repeat_last(beams, links)
     blank_2NB = beams.total_2NB + candidates.blank_N[:, None]
     token_2NBC = grow(beams, links, candidates)
     stay_NB = torch.logaddexp(blank_2NB[0], repeats.merged_2NB[0])
@@ -159,21 +178,18 @@ def beam_step(beams: Beams, candidates: FrameCandidates) -> tuple[Beams, FrameRe
     # A slot that nothing alive fills must equal no prefix, or that prefix would come back twice.
     ints_3NB = torch.where(best_NB > LOG_ZERO, ints_3NB, candidates.dead_31B)
     picked = Beams(blank_2NB, token_2NB, total_2NB, ints_3NB)
-    return picked, _record(beams, links, repeats, pick_NB)
-
-
-def _record(beams: Beams, links: Links, repeats: Repeats, pick_NB: torch.Tensor) -> FrameRecord:
-    return FrameRecord(
-        last=beams.ints_3NB[2],
-        blank=beams.blank_2NB[1],
-        token=beams.token_2NB[1],
-        held=repeats.held_2NB[1],
-        brought=repeats.brought_2NB[1],
-        parent=links.parent_NB,
-        doubled=links.doubled_NB,
-        column=links.column_NB,
-        pick=pick_NB,
+    record = FrameRecord(
+        ints_3NB=beams.ints_3NB,
+        blank_2NB=beams.blank_2NB,
+        token_2NB=beams.token_2NB,
+        held_2NB=repeats.held_2NB,
+        brought_2NB=repeats.brought_2NB,
+        parent_NB=links.parent_NB,
+        doubled_NB=links.doubled_NB,
+        column_NB=links.column_NB,
+        pick_NB=pick_NB,
     )
+    return picked, record
 
 
 def _children(
@@ -212,4 +228,4 @@ def skip_rows(
     skip_N1 = skip_N[:, None]
     kept = (torch.where(skip_N1, a, b) for a, b in zip(collapsed, after, strict=True))
     stay_B = torch.arange(before.beam, device=skip_N.device) * columns
-    return Beams(*kept), record._replace(pick=torch.where(skip_N1, stay_B, record.pick))
+    return Beams(*kept), record._replace(pick_NB=torch.where(skip_N1, stay_B, record.pick_NB))

@@ -54,14 +54,17 @@ def pack_chunk(
     records: Sequence[FrameRecord], beams: Beams, id_TNC: torch.Tensor, extend_TNC: torch.Tensor
 ) -> torch.Tensor:
     """Sources, tokens, log-probs of all frames, flags and scores of `beams`: one int32 vector."""
+    # The fields get the frames T as their first axis.
     frames = FrameRecord(*(_stack(field, beams.num_rows) for field in zip(*records, strict=True)))
     columns = id_TNC.shape[2]
-    slot_TNB, column_TNB = frames.pick // columns, frames.pick % columns
+    slot_TNB, column_TNB = frames.pick_NB // columns, frames.pick_NB % columns
     stays_TNB = column_TNB == 0
-    last_TNB = frames.last.gather(2, slot_TNB)
+    last_TNB = frames.ints_3NB[:, 2].gather(2, slot_TNB)
     token_TNB = torch.where(stays_TNB, last_TNB, id_TNC.gather(2, column_TNB))
-    appended_TNB = (frames.brought > frames.held).gather(2, slot_TNB) | ~stays_TNB
-    own_column_TNB = torch.where(stays_TNB, frames.column.gather(2, slot_TNB), column_TNB)
+    appended_TNB = (frames.brought_2NB[:, 1] > frames.held_2NB[:, 1]).gather(
+        2, slot_TNB
+    ) | ~stays_TNB
+    own_column_TNB = torch.where(stays_TNB, frames.column_NB.gather(2, slot_TNB), column_TNB)
     repeats_TNB = ~stays_TNB & (token_TNB == last_TNB)
     parts = (
         torch.cat(_sources(frames, slot_TNB, stays_TNB, repeats_TNB), dim=-1).int(),
@@ -74,10 +77,10 @@ def pack_chunk(
 
 
 def _stack(field: tuple[torch.Tensor, ...], num_rows: int) -> torch.Tensor:
-    """(T, N, B); rows that a frame does not move are 0."""
-    if field[-1].shape[0] == num_rows:
+    """T frames along a new first axis; rows that a frame does not move are 0."""
+    if field[-1].shape[-2] == num_rows:
         return torch.stack(field)
-    return torch.stack([F.pad(x, (0, 0, 0, num_rows - x.shape[0])) for x in field])
+    return torch.stack([F.pad(x, (0, 0, 0, num_rows - x.shape[-2])) for x in field])
 
 
 def _sources(
@@ -86,10 +89,14 @@ def _sources(
     """Where the best alignments of each new slot come from: (its blank state, its token state)."""
     beam = slot_TNB.shape[2]
     own_B = torch.arange(beam, device=slot_TNB.device)
-    best_TNB = own_B + beam * (frames.token > frames.blank)
+    best_TNB = own_B + beam * (frames.token_2NB[:, 1] > frames.blank_2NB[:, 1])
     # Only alignments that end in blank may add the same token again.
-    parent_TNB = torch.where(frames.doubled, frames.parent, best_TNB.gather(2, frames.parent))
-    stay_TNB = torch.where(frames.brought > frames.held, parent_TNB, own_B + beam)
+    parent_TNB = torch.where(
+        frames.doubled_NB, frames.parent_NB, best_TNB.gather(2, frames.parent_NB)
+    )
+    stay_TNB = torch.where(
+        frames.brought_2NB[:, 1] > frames.held_2NB[:, 1], parent_TNB, own_B + beam
+    )
     best_of_slot_TNB = best_TNB.gather(2, slot_TNB)
     grown_TNB = torch.where(repeats_TNB, slot_TNB, best_of_slot_TNB)
     return best_of_slot_TNB, torch.where(stays_TNB, stay_TNB.gather(2, slot_TNB), grown_TNB)

@@ -49,15 +49,12 @@ class ChunkCandidates(NamedTuple):
     blank_TN: torch.Tensor
     skip_TN: torch.Tensor | None  # frames whose blank is above the threshold
 
-    def frame(self, t: int, num_rows: int, dead_31B: torch.Tensor) -> FrameCandidates:
-        id_TNC, hash_TNC, extend_TNC, blank_TN, _ = self
-        return FrameCandidates(
-            id_TNC[t, :num_rows],
-            hash_TNC[t, :num_rows],
-            extend_TNC[t, :num_rows],
-            blank_TN[t, :num_rows],
-            dead_31B,
-        )
+    def frames(self, dead_31B: torch.Tensor) -> list[FrameCandidates]:
+        fields = zip(self.id_TNC, self.hash_TNC, self.extend_TNC, self.blank_TN, strict=True)
+        return [
+            FrameCandidates(ids, hashes, extend, blank, dead_31B)
+            for ids, hashes, extend, blank in fields
+        ]
 
     def take_rows(self, row_N: torch.Tensor) -> ChunkCandidates:
         id_TNC, hash_TNC, extend_TNC, blank_TN, skip_TN = self
@@ -107,14 +104,14 @@ def run_frames(
 ) -> tuple[Beams, list[FrameRecord]]:
     """All frames of a chunk; frame t moves the first `active_rows[t]` rows (never increasing)."""
     columns = candidates.id_TNC.shape[2]
-    dead_31B = dead_slots(beams.beam).to(beams.ints_3NB.device)
+    frames = candidates.frames(dead_slots(beams.beam).to(beams.ints_3NB.device))
     finished: list[Beams] = []
     records: list[FrameRecord] = []
-    for t, num_rows in enumerate(active_rows):
+    for t, (num_rows, frame) in enumerate(zip(active_rows, frames, strict=True)):
         if num_rows < beams.num_rows:
             finished.append(beams.rows(num_rows, beams.num_rows))
             beams = beams.rows(0, num_rows)
-        stepped = beam_step(beams, candidates.frame(t, num_rows, dead_31B))
+        stepped = beam_step(beams, frame.rows(num_rows))
         if candidates.skip_TN is not None:
             stepped = skip_rows(beams, stepped, candidates.skip_TN[t, :num_rows], columns)
         beams, record = stepped
@@ -139,18 +136,21 @@ class PrefixBeamSearch:
         self._pool = self._fresh.rows(0, 0)
         self._history = BeamHistory(config.beam_size)
 
+    @torch.inference_mode()
     def grow(self, num_rows: int) -> None:
         added = num_rows - self._pool.num_rows
         pairs = zip(self._pool, self._fresh, strict=True)
         self._pool = Beams(*(torch.cat((a, b.expand(-1, added, -1)), dim=1) for a, b in pairs))
         self._history.grow(num_rows)
 
+    @torch.inference_mode()
     def reset_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
             for values, fresh in zip(self._pool, self._fresh, strict=True):
                 values[:, row : row + 1].copy_(fresh)
         self._history.reset_rows(rows)
 
+    @torch.inference_mode()
     def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
         candidates = select_candidates(log_probs_NTV, self._config)
         order = np.argsort(-chunk.num_frames, kind="stable")[: np.count_nonzero(chunk.num_frames)]
