@@ -56,13 +56,20 @@ class Admission:
             self._close(stream, reason=stream.finish_reason or "end")
         else:
             self._streams.release(stream)
+            self._count_end(stream, reason=stream.finish_reason or "end")
+
+    def abort(self, stream: Stream, *, reason: str) -> None:
+        """Frees a stream that ends by no request of its own."""
+        self._close(stream, reason=reason)
 
     def reap(self, *, before_s: float) -> int:
         """Frees streams without a request since `before_s`; returns how many."""
         idle = self._streams.close_idle(before_s=before_s)
         for stream in idle:
-            self._metrics.streams_reaped += 1
-            self._log_end("stream_reaped", stream, "idle")
+            # One with a reason was counted when it ended; only its id was left.
+            if stream.finish_reason is None:
+                self._metrics.streams_reaped += 1
+                self._log_end("stream_reaped", stream, "idle")
         return len(idle)
 
     def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
@@ -121,7 +128,12 @@ class Admission:
         return samples_S
 
     def _close(self, stream: Stream, *, reason: str) -> None:
+        has_ended = stream.context is None
         self._streams.close(stream)
+        if not has_ended:
+            self._count_end(stream, reason=reason)
+
+    def _count_end(self, stream: Stream, *, reason: str) -> None:
         self._metrics.finished[reason] += 1
         self._log_end("stream_close", stream, reason)
 

@@ -142,7 +142,7 @@ class Engine:
                 )
             self._turns.clear()
             for stream in self.streams:
-                self.streams.close(stream)
+                self._admission.abort(stream, reason="unload")
 
     def samples(self) -> list[Sample]:
         """Every metric now."""
@@ -219,7 +219,7 @@ class Engine:
             stream.failure = self._lost or StepFailedError(
                 f"stream {stream.stream_id!r} ends: its step failed ({error}); send START again"
             )
-            self.streams.close(stream)
+            self._admission.abort(stream, reason="failed")
 
     def _ends_at_capacity(self, stream: Stream) -> bool:
         """Unlimited history has a ceiling; a stream that reaches it ends with its text so far."""
