@@ -1,0 +1,175 @@
+"""What a failing step, a full device or a lost one costs, and whom."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from tests.engine_helpers import (
+    STRIDE_SAMPLES,
+    WINDOW_SAMPLES,
+    ask,
+    ask_one,
+    assert_all_is_free,
+    chunk,
+    error_of,
+    fault_at,
+    golden_engine,
+    marked,
+    noise,
+    on_mark,
+    text_alone,
+)
+
+
+def test_a_failing_step_closes_the_streams_of_that_step_only() -> None:
+    engine = golden_engine(max_step_streams=2)
+    ask_one(engine, "early", noise(1), flags="S")
+    chunks = [chunk("bad", marked(noise(2)), flags="SE"), chunk("beside", noise(3), flags="S")]
+    chunks += [chunk(i, noise(i), flags="SE") for i in (4, 5)]
+    with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):
+        bad, beside, *others = ask(engine, *chunks)
+    for result in (bad, beside):
+        assert result.error is not None
+        assert result.error.triton_code == "INTERNAL"
+        error_of(result, "no such kernel", "send START")
+    error_of(bad, "'bad'")
+    assert [result.text for result in others] == [text_alone(noise(i)) for i in (4, 5)]
+    assert ask_one(engine, "early", flags="E").text == text_alone(noise(1))
+    error_of(ask_one(engine, "beside"), "unknown", "send START")
+    assert engine.is_healthy
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("part", ["filterbank", "ctc"])
+def test_slots_of_failed_streams_serve_the_next_ones_correctly(part: str) -> None:
+    engine = golden_engine(max_streams=2)
+    with fault_at(engine, part, lambda _: ValueError("boom")):
+        for result in ask(engine, *(chunk(i, noise(i, seconds=5), flags="S") for i in range(2))):
+            error_of(result, "boom")
+    assert_all_is_free(engine)
+    results = ask(engine, *(chunk(i, noise(i), flags="SE") for i in range(2)))
+    assert [result.text for result in results] == [text_alone(noise(i)) for i in range(2)]
+
+
+@pytest.mark.parametrize("part", ["filterbank", "ctc"])
+@pytest.mark.parametrize("most_rows", [1, 3])
+def test_running_out_of_memory_halves_the_step_until_it_fits(part: str, most_rows: int) -> None:
+    engine = golden_engine()
+    widths: list[int] = []
+
+    def too_wide(rows: torch.Tensor) -> Exception | None:
+        widths.append(len(rows))
+        return torch.OutOfMemoryError("full") if len(rows) > most_rows else None
+
+    with fault_at(engine, part, too_wide):
+        results = ask(engine, *(chunk(i, noise(i), flags="SE") for i in range(8)))
+    assert max(widths) == 8
+    assert [result.text for result in results] == [text_alone(noise(i)) for i in range(8)]
+    assert_all_is_free(engine)
+
+
+def test_a_single_row_that_does_not_fit_fails_its_stream_and_no_device() -> None:
+    engine = golden_engine()
+    with fault_at(engine, "filterbank", on_mark(torch.OutOfMemoryError("full"))):
+        bad, good = ask(
+            engine,
+            chunk("bad", marked(noise(1)), flags="SE"),
+            chunk("good", noise(2)[:5000], flags="S"),
+        )
+    error_of(bad, "full", "send START")
+    assert good.error is None
+    assert ask_one(engine, "good", noise(2)[5000:], flags="E").text == text_alone(noise(2))
+    assert engine.is_healthy
+    assert_all_is_free(engine)
+
+
+def test_a_lost_device_makes_the_engine_unhealthy_and_every_request_unavailable() -> None:
+    engine = golden_engine()
+    ask_one(engine, "open", noise(1)[:5000], flags="S")
+    with fault_at(engine, "filterbank", on_mark(RuntimeError("CUDA error: an illegal access"))):
+        lost = ask_one(engine, "bad", marked(noise(2)), flags="S")
+    assert not engine.is_healthy
+    for result in (lost, ask_one(engine, "open"), ask_one(engine, "new", noise(3), flags="S")):
+        assert result.error is not None
+        assert result.error.triton_code == "UNAVAILABLE"
+        error_of(result, "illegal access", "restarted")
+    assert {sample.name: sample.value for sample in engine.samples()}["oasr_healthy"] == 0
+    engine.close()
+    assert_all_is_free(engine)
+
+
+def test_a_failed_step_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
+    engine = golden_engine()
+    with (
+        caplog.at_level(logging.ERROR, logger="oasr_backend"),
+        fault_at(engine, "ctc", lambda _: ValueError("boom")),
+    ):
+        ask_one(engine, "a", noise(1), flags="S")
+    (failed,) = caplog.records
+    assert "event=step_failed streams=1" in failed.getMessage()
+    assert failed.exc_info is not None
+
+
+def test_unlimited_history_ends_at_its_ceiling_with_a_text() -> None:
+    engine = golden_engine(num_left_chunks=-1, max_blocks_per_seq=3)
+    samples = noise(1, seconds=6)
+    result = ask_one(engine, "a", samples, flags="S", wants_result=True)
+    assert result.error is None
+    assert result.document is not None
+    assert result.document["finish_reason"] == "length"
+    assert result.document["is_final"]
+    assert result.document["num_frames"] == 3 * 16
+    heard = samples[: WINDOW_SAMPLES + 2 * STRIDE_SAMPLES]
+    assert result.text == text_alone(heard, num_left_chunks=-1, tail_padding=False)
+    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    message = error_of(ask_one(engine, "a", samples), "'a'", "length", "send START")
+    assert "48 frames" in message
+    assert ask_one(engine, "a", samples, flags="SE").error is None
+    assert_all_is_free(engine)
+
+
+def test_an_end_beyond_the_ceiling_is_the_final_text_or_a_clear_error() -> None:
+    engine = golden_engine(num_left_chunks=-1, max_blocks_per_seq=3)
+    final = ask_one(engine, "a", noise(1, seconds=6), flags="SE", wants_result=True)
+    assert final.document is not None
+    assert final.document["finish_reason"] == "length"
+    assert_all_is_free(engine)
+    ask_one(engine, "b", noise(1, seconds=6), flags="S")
+    error_of(ask_one(engine, "b", flags="E"), "length", "send START")
+    assert_all_is_free(engine)
+
+
+def test_a_neighbour_at_its_ceiling_disturbs_nobody() -> None:
+    engine = golden_engine(num_left_chunks=-1, max_blocks_per_seq=6)
+    short = noise(2, seconds=3)
+    long, result = ask(
+        engine, chunk("long", noise(1, seconds=9), flags="S"), chunk("short", short, flags="SE")
+    )
+    assert long.error is None
+    assert result.text == text_alone(short, num_left_chunks=-1)
+    assert engine.metrics.finished == {"end": 1, "length": 1}
+
+
+@pytest.mark.parametrize("num_left_chunks", [0, 1, 4])
+def test_a_long_stream_holds_a_bounded_number_of_blocks(num_left_chunks: int) -> None:
+    engine = golden_engine(num_left_chunks=num_left_chunks, position_limit_frames=200)
+    pool = engine.caches.pool
+    ask_one(engine, "a", flags="S")
+    for seed in range(12):
+        ask_one(engine, "a", noise(seed, seconds=2))
+        assert pool.num_blocks - pool.num_free_blocks <= num_left_chunks + 1
+    final = ask_one(engine, "a", flags="E", wants_result=True)
+    assert final.document is not None
+    assert final.document["num_frames"] > 200
+    assert_all_is_free(engine)
+
+
+def test_hundreds_of_short_streams_leave_every_block_free() -> None:
+    engine = golden_engine()
+    for round_number in range(50):
+        ask(engine, *(chunk(f"{round_number}-{i}", noise(i)[:12000], flags="SE") for i in range(8)))
+    assert_all_is_free(engine)
+    assert engine.metrics.streams_opened == 400

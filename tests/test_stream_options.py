@@ -1,0 +1,62 @@
+"""Request parameters: typed, bounded, known by name, and only at START."""
+
+from __future__ import annotations
+
+import pytest
+
+from oasr_backend.errors import InvalidRequestError
+from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
+from oasr_backend.types import ParameterValue
+
+
+def test_nothing_given_is_mono_pcm_at_16_khz() -> None:
+    assert StreamOptions.from_parameters({}) == StreamOptions(16000, "pcm", 1)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 24000, 44100, 48000])
+def test_usual_sample_rates_are_taken(rate: int) -> None:
+    assert StreamOptions.from_parameters({"sample_rate": rate}).sample_rate == rate
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"sample_rate": 7999}, ["7999", "8000 .. 48000", "resample"]),
+        ({"sample_rate": 96000}, ["96000", "8000 .. 48000"]),
+        ({"sample_rate": "8000"}, ["sample_rate", "'8000'", "str", "int"]),
+        ({"sample_rate": 8000.0}, ["sample_rate", "float", "int"]),
+        ({"sample_rate": True}, ["sample_rate", "bool", "int"]),
+        ({"encoding": "opus"}, ["'opus'", "pcm, mulaw, alaw"]),
+        ({"encoding": 1}, ["encoding", "int", "str"]),
+        ({"channels": 2}, ["channels=2", "mono", "mix"]),
+        ({"channels": 0}, ["channels=0", "mono"]),
+        ({"sampel_rate": 8000}, ["'sampel_rate'=8000", "did you mean 'sample_rate'"]),
+        ({"chunkseq": 1}, ["'chunkseq'", "did you mean 'chunk_seq'"]),
+    ],
+)
+def test_a_bad_parameter_is_named_with_its_value_and_the_remedy(
+    parameters: dict[str, ParameterValue], words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StreamOptions.from_parameters(parameters)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_chunk_number_may_come_with_any_request() -> None:
+    assert StreamOptions.from_parameters({"chunk_seq": 0}) == StreamOptions()
+    check_later_parameters({"chunk_seq": 5})
+    check_later_parameters({})
+    assert chunk_seq({"chunk_seq": 5}) == 5
+    assert chunk_seq({}) is None
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, True])
+def test_a_chunk_number_is_an_integer(value: ParameterValue) -> None:
+    with pytest.raises(InvalidRequestError, match="chunk_seq="):
+        chunk_seq({"chunk_seq": value})
+
+
+def test_an_option_after_start_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match=r"sample_rate=8000 came after START"):
+        check_later_parameters({"sample_rate": 8000, "chunk_seq": 2})
