@@ -38,6 +38,8 @@ class ServingConfig:
     max_streams: int = 0
     # Rows of one encoder step; 0: 64 on a CPU, 1024 on a GPU.
     max_step_streams: int = 0
+    # On a GPU: replay the whole step as one captured graph.
+    cuda_graphs: bool = True
     # Blocks of the pool; 0: exactly what max_streams can need.
     max_num_blocks: int = 0
     # MiB of K/V pool that a CPU instance may take; a GPU instance measures its free memory.

@@ -73,6 +73,8 @@ class Engine:
             self.caches,
             window_shape=(config.max_step_streams, self.geometry.window_samples),
         )
+        if config.cuda_graphs:
+            self._runner.capture()
         self._tokenizer = checkpoint.tokenizer
         self._clock = clock
         self._lock = threading.RLock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from oasr_backend.acoustic_model import AcousticModel
 from oasr_backend.batching import StepBatch
+from oasr_backend.cache.device import to_device
+from oasr_backend.graphs import GraphRunner
 from oasr_backend.stream_caches import StreamCaches
 
 logger = logging.getLogger(__name__)
@@ -36,41 +39,91 @@ def is_device_lost(error: BaseException) -> bool:
 class EncoderRunner:
     """Runs batches on the device. Anything that touches the model happens here.
 
-    `staging` (max_step_streams, S) receives the step's windows; it is pinned where the device is a
-    GPU, so that one asynchronous copy brings all of them over.
+    `staging` (max_step_streams, ...) receives the step's windows; it is pinned where the device is
+    a GPU, so that one asynchronous copy brings all of them over.
     """
 
     def __init__(
         self, model: AcousticModel, caches: StreamCaches, *, window_shape: tuple[int, ...]
     ) -> None:
+        """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features."""
         self._model = model
         self._caches = caches
         self._device = caches.config.device
-        self._staging = torch.zeros(window_shape, pin_memory=self._device.type == "cuda")
-        self._is_audio = len(window_shape) == 2
+        is_pinned = self._device.type == "cuda"
+        self._staging = torch.zeros(window_shape, pin_memory=is_pinned)
+        self._rows = torch.zeros((3, window_shape[0]), dtype=torch.int64, pin_memory=is_pinned)
+        self._graphs: GraphRunner | None = None
 
     @property
     def staging(self) -> npt.NDArray[np.float32]:
         array: npt.NDArray[np.float32] = self._staging.numpy()
         return array
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """(B, T, V) log-probabilities; halves the batch once memory runs out.
+    def capture(self) -> None:
+        """Captures the step for a ladder of widths; on failure says so and stays eager.
 
-        Raises whatever the device raises when one row alone does not fit.
+        Unlimited history has no fixed extent, so it is not captured.
         """
+        if self._device.type != "cuda" or not self._caches.config.evicts:
+            return
+        max_width, *window_shape = self._staging.shape
+        graphs = GraphRunner(
+            self._device_step, max_width=max_width, window_shape=tuple(window_shape)
+        )
+        pad_rows = torch.from_numpy(self._caches.row_data([], [], width=1)).to(self._device)
         try:
-            return self._forward(batch)
+            with torch.inference_mode():
+                num_bytes = graphs.capture(pad_rows)
+        except RuntimeError as error:
+            logger.error("event=capture_failed steps run eagerly, slower", exc_info=error)
+            return
+        self._graphs = graphs
+        logger.info("event=captured widths=%s mib=%d", graphs.widths, num_bytes >> 20)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> Tensor:
+        """(B, T, V) log-probabilities, valid until the next call.
+
+        Without graphs a batch that does not fit into memory is run in halves; raises whatever the
+        device raises when one row alone does not fit.
+        """
+        width = self._graphs.width_for(batch.width) if self._graphs else None
+        if width is not None:
+            return self._replay(batch, width)
+        try:
+            return self._forward_eagerly(batch)
         except torch.OutOfMemoryError:
             if batch.width == 1:
                 raise
-            logger.warning("out of memory at %d streams a step; trying halves", batch.width)
+            logger.warning("event=out_of_memory streams=%d: trying halves", batch.width)
             return torch.cat([self.forward(half) for half in batch.halves()])
 
-    @torch.inference_mode()
-    def _forward(self, batch: StepBatch) -> Tensor:
+    def _replay(self, batch: StepBatch, width: int) -> Tensor:
+        assert self._graphs is not None
+        rows_3W = self._rows[:, :width]
+        rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
+        log_probs_WTV = self._graphs.replay(self._staging[:width], rows_3W)
+        return log_probs_WTV[: batch.width]
+
+    def _forward_eagerly(self, batch: StepBatch) -> Tensor:
         windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)
-        caches = self._caches.encoder_caches(batch.generations, batch.num_frames)
-        if self._is_audio:
+        rows_3B = self._caches.row_data(batch.generations, batch.num_frames, width=batch.width)
+        bound = self._history_bound(batch.generations)
+        return self._device_step(windows, to_device(rows_3B, self._device), history_frames=bound)
+
+    def _history_bound(self, generations: Sequence[int]) -> int:
+        """A constant on a GPU, where shapes are dear; the true maximum on a CPU."""
+        if self._device.type == "cuda" and self._caches.config.evicts:
+            return self._caches.config.max_cache_frames
+        return self._caches.history_frames(generations)
+
+    def _device_step(
+        self, windows: Tensor, rows_3W: Tensor, *, history_frames: int | None = None
+    ) -> Tensor:
+        if history_frames is None:
+            history_frames = self._caches.config.max_cache_frames
+        caches = self._caches.encoder_caches(rows_3W, history_frames=history_frames)
+        if windows.dim() == 2:
             return self._model.forward_audio(windows, caches)
         return self._model.forward_features(windows, caches)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,7 +21,6 @@ from oasr_backend.cache import (
     StreamHandle,
     StreamSlotPool,
 )
-from oasr_backend.cache.device import to_device
 from oasr_backend.cache.sizing import sized
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
@@ -55,6 +56,9 @@ def build_cache_config(
         stream_states=spec.state_specs,
         position_limit_frames=config.position_limit_frames,
     )
+    if geometry.peak_blocks is not None:
+        # No row is ever longer than the peak.
+        geometry = replace(geometry, max_blocks_per_seq=geometry.peak_blocks)
     if config.max_num_blocks:
         return geometry
     on_cpu = device.type == "cpu"
@@ -69,10 +73,11 @@ class StreamCaches:
 
     def __init__(self, config: CacheConfig, decoder: GpuDecoderConfig, *, vocab_size: int) -> None:
         self.config = config
-        self.pool = BlockPool(config)
+        # One lane that no stream is bound to takes the rows that pad a step to a captured width.
+        self.pool = BlockPool(config, scratch_blocks=config.peak_blocks or 1)
         self.slots = StreamSlotPool(config.max_batch_size)
-        self.attention = AttentionCacheManager(self.pool, config, slot_pool=self.slots)
-        self.conv = CnnCacheManager(config, slot_pool=self.slots)
+        self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
+        self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
         self.ctc = CtcStateCacheManager(decoder, device=config.device)
         self._vocab_size = vocab_size
 
@@ -91,27 +96,40 @@ class StreamCaches:
         """Makes room for one more chunk of every stream; nothing is written yet."""
         self.attention.prepare_chunks_batched(generations)
 
-    def encoder_caches(
-        self, generations: Sequence[int], num_frames: Sequence[int]
-    ) -> EncoderCaches:
-        """What the encoder reads and writes in this step; valid until the commit.
+    def row_data(
+        self, generations: Sequence[int], num_frames: Sequence[int], *, width: int
+    ) -> npt.NDArray[np.int64]:
+        """(3, width): slot, real new frames and position of the oldest visible key of each row.
 
-        Slots, real frames and positions of all rows travel to the device in one copy.
+        Rows past the streams belong to the padding lane.
         """
         attention = self.attention
-        history = [attention.cached_frames([generation]) for generation in generations]
+        rows_3W = np.empty((3, width), dtype=np.int64)
+        rows_3W[:] = [[attention.pad_slots[0]], [self.config.chunk_size], [0]]
         slots = [attention.slot_of(generation) for generation in generations]
+        history = attention.tables.host_seqlens[slots] - attention.tables.host_starts[slots]
         first_positions = np.subtract(attention.position_offsets(generations), history)
-        host_3B = np.array([slots, num_frames, first_positions], dtype=np.int64)
-        slots_B, num_new_B, first_key_position_B = to_device(host_3B, self.config.device).unbind()
-        kv, _, _ = attention.get_batched_paged_caches(
-            slots_B,
+        rows_3W[:, : len(slots)] = slots, num_frames, first_positions
+        return rows_3W
+
+    def history_frames(self, generations: Sequence[int]) -> int:
+        """The most frames that any of the streams sees of its past."""
+        return self.attention.cached_frames(generations)
+
+    def encoder_caches(self, rows_3W: Tensor, *, history_frames: int) -> EncoderCaches:
+        """What the encoder reads and writes in a step of `row_data`; tensors only, no sync.
+
+        `history_frames` bounds every row's history from above.
+        """
+        slots_W, num_new_W, first_key_position_W = rows_3W.unbind()
+        kv, _, _ = self.attention.get_batched_paged_caches(
+            slots_W,
             chunk_frames=self.config.chunk_size,
-            num_new_B=num_new_B,
-            history_frames=max(history),
+            num_new_B=num_new_W,
+            history_frames=history_frames,
         )
-        conv = self.conv.view_of("conv", slots_B)
-        return EncoderCaches(kv=kv, conv=conv, first_key_position_B=first_key_position_B)
+        conv = self.conv.view_of("conv", slots_W)
+        return EncoderCaches(kv=kv, conv=conv, first_key_position_B=first_key_position_W)
 
     def commit(
         self, generations: Sequence[int], num_frames: Sequence[int], log_probs_BTV: Tensor

@@ -10,6 +10,7 @@ Table coordinates of a row count from the first frame of its first block; the fi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,11 +43,18 @@ class PagedLayout:
 
     write_index_N: Tensor
     read_index_BK: Tensor
-    valid_BK: Tensor
+    history_B: Tensor
+    visible_B: Tensor
 
     @property
     def num_frames(self) -> int:
         return self.read_index_BK.shape[1]
+
+    @cached_property
+    def valid_BK(self) -> Tensor:  # noqa: N802 - named for its shape
+        """Which columns are a row's history or its real new frames."""
+        key_K = torch.arange(self.num_frames, device=self.visible_B.device)
+        return key_K < self.visible_B.unsqueeze(1)
 
     @classmethod
     def build(
@@ -64,7 +72,8 @@ class PagedLayout:
         device = rows.block_table.device
         ends_B = rows.cache_seqlens.long()
         starts_B = torch.zeros_like(ends_B) if rows.cache_starts is None else rows.cache_starts
-        visible_B = ends_B - starts_B + (chunk_frames if num_new_B is None else num_new_B)
+        history_B = ends_B - starts_B
+        visible_B = history_B + (chunk_frames if num_new_B is None else num_new_B)
         new_T = torch.arange(chunk_frames, device=device)
         key_K = torch.arange(num_frames, device=device)
         last_B1 = (visible_B - 1).clamp_min(0).unsqueeze(1)
@@ -72,14 +81,16 @@ class PagedLayout:
         return cls(
             write_index_N=rows.frame_index(ends_B.unsqueeze(1) + new_T).flatten(),
             read_index_BK=rows.frame_index(read_BK),
-            valid_BK=key_K.unsqueeze(0) < visible_B.unsqueeze(1),
+            history_B=history_B,
+            visible_B=visible_B,
         )
 
 
 _NOT_BUILT = PagedLayout(
     write_index_N=torch.empty(0, dtype=torch.long),
     read_index_BK=torch.empty((0, 0), dtype=torch.long),
-    valid_BK=torch.empty((0, 0), dtype=torch.bool),
+    history_B=torch.empty(0, dtype=torch.long),
+    visible_B=torch.empty(0, dtype=torch.long),
 )
 
 

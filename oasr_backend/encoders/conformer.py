@@ -20,6 +20,7 @@ from oasr_backend.encoders.layers import (
     RelPositionAttention,
     sinusoid_table,
 )
+from oasr_backend.kernels import add_layer_norm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
@@ -80,14 +81,20 @@ class ConformerLayer(nn.Module):
         self.norm = nn.LayerNorm(config.model_dim, eps=eps)
 
     def forward(
-        self, x_BTD: Tensor, kv: PagedKVCache, *, position_BK: Tensor, conv_BKD: Tensor
+        self, x_BTD: Tensor, kv: PagedKVCache, *, first_position_B: Tensor, conv_BKD: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns the layer's output and the convolution's next state."""
-        if self.macaron is not None:
-            x_BTD = self.macaron(x_BTD)
-        x_BTD = self.attention(x_BTD, kv, position_BK)
-        x_BTD, tail_BKD = self.convolution(x_BTD, conv_BKD)
-        return self.norm(self.feed_forward(x_BTD)), tail_BKD
+        if self.macaron is None:
+            normed_BTD = self.attention.norm(x_BTD)
+        else:
+            change_BTD = self.macaron(self.macaron.norm(x_BTD))
+            x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.attention.norm)
+        change_BTD = self.attention(normed_BTD, kv, first_position_B)
+        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.convolution.norm)
+        change_BTD, tail_BKD = self.convolution(normed_BTD, conv_BKD)
+        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.feed_forward.norm)
+        _, out_BTD = add_layer_norm(x_BTD, self.feed_forward(normed_BTD), self.norm)
+        return out_BTD, tail_BKD
 
 
 class ConformerEncoder(nn.Module):
@@ -119,16 +126,8 @@ class ConformerEncoder(nn.Module):
         """Builds the position tables; call once after the weights are final."""
         weight = self.norm.weight
         sinusoid_PD = sinusoid_table(num_positions, self.config.model_dim).to(weight)
-        for attention in self._attentions():
-            attention.tabulate_positions(sinusoid_PD)
-
-    @property
-    def num_positions(self) -> int:
-        """Absolute positions that the projected position tables cover."""
-        return self._attentions()[0].position_PHC.shape[0]
-
-    def _attentions(self) -> list[RelPositionAttention]:
-        return [cast(ConformerLayer, layer).attention for layer in self.layers]
+        for layer in self.layers:
+            cast(ConformerLayer, layer).attention.tabulate_positions(sinusoid_PD)
 
     def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
         """(B, W, F) normalised features to (B, T, D) and the next convolution state (L, B, K-1, D).
@@ -138,18 +137,13 @@ class ConformerEncoder(nn.Module):
         """
         x_BTD = self.subsampling(features_BWF)
         conv_LBKD = caches.conv.gather()
-        position_BK = self._key_positions(caches)
         tails: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             x_BTD, tail_BKD = layer(
-                x_BTD, caches.kv[index], position_BK=position_BK, conv_BKD=conv_LBKD[index]
+                x_BTD,
+                caches.kv[index],
+                first_position_B=caches.first_key_position_B,
+                conv_BKD=conv_LBKD[index],
             )
             tails.append(tail_BKD)
         return self.norm(x_BTD), torch.stack(tails)
-
-    def _key_positions(self, caches: EncoderCaches) -> Tensor:
-        layout = caches.kv[0].layout
-        steps_K = torch.arange(layout.num_frames, device=caches.first_key_position_B.device)
-        position_BK = caches.first_key_position_B.unsqueeze(1) + steps_K
-        # Columns past a row's last key may run past the table; they are masked, not read.
-        return position_BK.clamp(max=self.num_positions - 1)

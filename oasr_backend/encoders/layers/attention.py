@@ -1,24 +1,16 @@
-"""Self-attention over the paged cache, with WeNet's position term.
-
-WeNet drops Transformer-XL's shift (Dai et al., 2019, appendix B). Query i and key j score
-    (q_i + u) . k_j + (q_i + v) . p_j  =  q_i . (k_j + p_j) + u . k_j + v . p_j
-with p_j the projected sinusoid of the key's *absolute* position. So positions cost one addition to
-the keys and one bias a key, and plain scaled dot-product attention does the rest.
-"""
+"""Self-attention over the paged cache; `oasr_backend.kernels.attention` holds its formula."""
 
 from __future__ import annotations
 
-import math
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oasr_backend.cache.paged_kv import PagedKVCache
+from oasr_backend.kernels import AttentionTables, paged_rel_attention
 
 
 class RelPositionAttention(nn.Module):
-    """Pre-norm multi-head attention; `num_kv_heads` < `num_heads` shares K/V among heads."""
+    """Multi-head attention on normalised input; `num_kv_heads` < `num_heads` shares K/V."""
 
     position_PHC: Tensor
     position_bias_PH: Tensor
@@ -44,38 +36,11 @@ class RelPositionAttention(nn.Module):
         self.position_PHC = position_PHC.detach().contiguous()
         self.position_bias_PH = (position_PHC * self.bias_v_HC).sum(-1).detach()
 
-    def forward(self, x_BTD: Tensor, kv: PagedKVCache, position_BK: Tensor) -> Tensor:
-        """Writes the chunk's keys and values into `kv`, then attends over history and chunk.
-
-        `position_BK` holds the absolute position of each visible key; columns that
-        `kv.layout.valid_BK` rules out may hold anything inside the position table.
-        """
-        batch, chunk_frames = x_BTD.shape[:2]
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv = self.qkv(self.norm(x_BTD)).view(batch, chunk_frames, -1, self.head_dim)
-        q_BTHC, k_BTHC, v_BTHC = qkv.split((heads, kv_heads, kv_heads), dim=2)
-        kv.write(k_BTHC, v_BTHC)
-        k_BKHC, v_BKHC = kv.gather()
-        if kv_heads < heads:
-            k_BKHC = k_BKHC.repeat_interleave(heads // kv_heads, dim=2)
-            v_BKHC = v_BKHC.repeat_interleave(heads // kv_heads, dim=2)
-        mixed_BHTC = F.scaled_dot_product_attention(
-            q_BTHC.transpose(1, 2),
-            (k_BKHC + self._positions(position_BK)).transpose(1, 2),
-            v_BKHC.transpose(1, 2),
-            attn_mask=self._key_bias(k_BKHC, position_BK, kv.layout.valid_BK),
-        )
-        change_BTD: Tensor = self.project(mixed_BHTC.transpose(1, 2).flatten(2))
-        return x_BTD + change_BTD
-
-    def _positions(self, position_BK: Tensor) -> Tensor:
-        rows = self.position_PHC.index_select(0, position_BK.flatten())
-        return rows.view(*position_BK.shape, self.num_heads, self.head_dim)
-
-    def _key_bias(self, k_BKHC: Tensor, position_BK: Tensor, valid_BK: Tensor) -> Tensor:
-        """(B, H, 1, K): the terms of the score that depend on the key alone; -inf where unseen."""
-        position_term = self.position_bias_PH.index_select(0, position_BK.flatten())
-        content_BKH = (k_BKHC * self.bias_u_HC).sum(-1)
-        bias_BKH = (content_BKH + position_term.view_as(content_BKH)) / math.sqrt(self.head_dim)
-        bias_BKH = bias_BKH.masked_fill(~valid_BK.unsqueeze(-1), float("-inf"))
-        return bias_BKH.transpose(1, 2).unsqueeze(2)
+    def forward(self, normed_BTD: Tensor, kv: PagedKVCache, first_position_B: Tensor) -> Tensor:
+        """What attention adds to the residual. The chunk's keys and values enter `kv`."""
+        batch, chunk_frames = normed_BTD.shape[:2]
+        qkv_BTGC = self.qkv(normed_BTD).view(batch, chunk_frames, -1, self.head_dim)
+        tables = AttentionTables(self.position_PHC, self.position_bias_PH, self.bias_u_HC)
+        mixed_BTE = paged_rel_attention(qkv_BTGC, kv, tables, first_position_B)
+        change_BTD: Tensor = self.project(mixed_BTE)
+        return change_BTD

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from oasr_backend.kernels import ConvolutionWeights, gated_causal_convolution
 
 
 class CausalConvolution(nn.Module):
-    """Pre-norm gate -> depthwise convolution -> norm -> activation -> projection.
+    """Gate -> depthwise convolution -> norm -> activation -> projection, on normalised input.
 
     The state holds the last kernel_size - 1 *gated* frames minus what the gate makes of a zero
     frame (`rest_D`). So an all-zero state is exactly the left padding of the offline model, and no
@@ -29,7 +30,6 @@ class CausalConvolution(nn.Module):
         layer_norm: bool,
     ) -> None:
         super().__init__()
-        self.kernel_size = kernel_size
         self.norm = nn.LayerNorm(model_dim, eps=norm_eps)
         self.gate = nn.Linear(model_dim, 2 * model_dim)
         self.depthwise = nn.Conv2d(model_dim, model_dim, (1, kernel_size), groups=model_dim)
@@ -39,13 +39,10 @@ class CausalConvolution(nn.Module):
         self.activation = activation
         self.register_buffer("rest_D", torch.zeros(model_dim))
 
-    def forward(self, x_BTD: Tensor, state_BKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns x + module(x) and the next state (the last K-1 gated frames)."""
-        gated_BTD = F.glu(self.gate(self.norm(x_BTD)), dim=-1) - self.rest_D
-        window_BSD = torch.cat((state_BKD, gated_BTD), dim=1)
-        # (B, S, D) read as channels-last (B, D, 1, S): the depthwise kernel needs no transposition.
-        mixed_BTD = self.depthwise(window_BSD.unsqueeze(1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        mixed_BTD = mixed_BTD.squeeze(1)
-        if self.inner_norm is not None:
-            mixed_BTD = self.inner_norm(mixed_BTD)
-        return x_BTD + self.project(self.activation(mixed_BTD)), window_BSD[:, x_BTD.shape[1] :]
+    def forward(self, normed_BTD: Tensor, state_BKD: Tensor) -> tuple[Tensor, Tensor]:
+        """What the module adds to the residual, and the next state."""
+        weights = ConvolutionWeights(self.rest_D, self.depthwise, self.inner_norm)
+        mixed_BTD, next_BKD = gated_causal_convolution(
+            self.gate(normed_BTD), state_BKD, weights, activation=self.activation
+        )
+        return self.project(mixed_BTD), next_BKD

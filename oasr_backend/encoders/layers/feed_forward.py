@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class FeedForward(nn.Module):
-    """Pre-norm two-layer block. The residual's factor is part of the second layer's weights."""
+    """Two layers on normalised input. The residual's factor is part of the second's weights."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(hidden_dim, model_dim)
         self.activation = activation
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden_BTF = self.activation(self.expand(self.norm(x_BTD)))
-        change_BTD: Tensor = self.contract(hidden_BTF)
-        return x_BTD + change_BTD
+    def forward(self, normed_BTD: Tensor) -> Tensor:
+        """What the block adds to the residual."""
+        change_BTD: Tensor = self.contract(self.activation(self.expand(normed_BTD)))
+        return change_BTD

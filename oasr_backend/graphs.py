@@ -1,0 +1,97 @@
+"""CUDA graphs of the whole device step, one for each width of a ladder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+#: The device step: (W, S) windows and (3, W) row data to (W, T, V) log-probabilities.
+DeviceStep = Callable[[Tensor, Tensor], Tensor]
+_WARMUP_STEPS = 2
+
+
+def width_ladder(max_width: int) -> list[int]:
+    """Widths 1, 2, 4, 8, 16, 24, 32, 48, ...: padding adds a third at most beyond 8 rows."""
+    widths = {max_width}
+    power = 1
+    while power < max_width:
+        widths.add(power)
+        if power >= 16 and power * 3 // 2 < max_width:
+            widths.add(power * 3 // 2)
+        power *= 2
+    return sorted(widths)
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One width's graph with the buffers that it reads and writes in place."""
+
+    graph: torch.cuda.CUDAGraph
+    windows: Tensor
+    rows_3W: Tensor
+    log_probs_WTV: Tensor
+
+
+class GraphRunner:
+    """Captures and replays; holds every static tensor. Only this class knows them.
+
+    Graphs share one memory pool, so an output is valid until the next replay of any width.
+    """
+
+    def __init__(self, step: DeviceStep, *, max_width: int, window_shape: tuple[int, ...]) -> None:
+        self._step = step
+        self._window_shape = window_shape
+        self._captured: dict[int, CapturedStep] = {}
+        self.widths = width_ladder(max_width)
+
+    def capture(self, pad_rows_3: Tensor) -> int:
+        """Captures every width, widest first, on rows of the padding lane (`pad_rows_3`, (3, 1)).
+
+        Returns the bytes of device memory that the graphs keep. Raises what the device raises.
+        """
+        device = pad_rows_3.device
+        before, _ = torch.cuda.mem_get_info(device)
+        pool = torch.cuda.graph_pool_handle()
+        for width in reversed(self.widths):
+            windows = torch.zeros((width, *self._window_shape), device=device)
+            rows_3W = pad_rows_3.repeat(1, width).contiguous()
+            self._captured[width] = self._capture_one(windows, rows_3W, pool)
+        torch.cuda.synchronize(device)
+        after, _ = torch.cuda.mem_get_info(device)
+        return before - after
+
+    def discard(self) -> None:
+        """Forgets every graph; steps run eagerly from now on."""
+        self._captured.clear()
+
+    def width_for(self, num_rows: int) -> int | None:
+        """The narrowest captured width that holds `num_rows`; None when there is none."""
+        return min((width for width in self._captured if width >= num_rows), default=None)
+
+    def replay(self, windows: Tensor, rows_3W: Tensor) -> Tensor:
+        """Both on the host, pinned, with as many rows as a captured width. (W, T, V), aliased."""
+        captured = self._captured[windows.shape[0]]
+        captured.windows.copy_(windows, non_blocking=True)
+        captured.rows_3W.copy_(rows_3W, non_blocking=True)
+        captured.graph.replay()
+        return captured.log_probs_WTV
+
+    def _capture_one(self, windows: Tensor, rows_3W: Tensor, pool: Any) -> CapturedStep:
+        side = torch.cuda.Stream(windows.device)  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream(windows.device))
+        with torch.cuda.stream(side):
+            # Kernels are compiled and libraries pick their algorithms before the capture.
+            for _ in range(_WARMUP_STEPS):
+                self._step(windows, rows_3W)
+        torch.cuda.current_stream(windows.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            log_probs_WTV = self._step(windows, rows_3W)
+        return CapturedStep(graph, windows, rows_3W, log_probs_WTV)

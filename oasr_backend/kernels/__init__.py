@@ -1,0 +1,17 @@
+"""Fused device operations in the Triton language, each beside the PyTorch code that defines it.
+
+Every function runs anywhere: on a CUDA tensor its kernel, elsewhere its definition. A kernel is
+tested against the definition, on a GPU or in Triton's interpreter.
+"""
+
+from oasr_backend.kernels.attention import AttentionTables, paged_rel_attention
+from oasr_backend.kernels.convolution import ConvolutionWeights, gated_causal_convolution
+from oasr_backend.kernels.norm import add_layer_norm
+
+__all__ = [
+    "AttentionTables",
+    "ConvolutionWeights",
+    "add_layer_norm",
+    "gated_causal_convolution",
+    "paged_rel_attention",
+]

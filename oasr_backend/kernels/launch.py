@@ -1,0 +1,26 @@
+"""Whether kernels can run, and the few numbers that their launches share."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+from torch import Tensor
+
+#: A CPU build of PyTorch comes without Triton.
+HAS_TRITON = find_spec("triton") is not None
+#: Triton's interpreter runs kernels on CPU tensors; the tests use it.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def use_kernel(x: Tensor) -> bool:
+    """Whether an operation on `x` goes to its kernel rather than to its definition."""
+    return HAS_TRITON and (x.is_cuda or INTERPRETED)
+
+
+def next_power_of_two(n: int, *, least: int = 1) -> int:
+    """The smallest power of two that is >= n and >= `least`; tile sizes are such numbers."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+__all__ = ["HAS_TRITON", "INTERPRETED", "next_power_of_two", "use_kernel"]

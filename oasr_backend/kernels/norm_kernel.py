@@ -1,0 +1,49 @@
+"""Triton kernel of `add_layer_norm`. M rows, D model dimension."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from oasr_backend.kernels.launch import next_power_of_two
+
+_ROWS = 4
+
+
+@triton.jit
+def _add_layer_norm(
+    x_ptr: Any, change_ptr: Any, weight_ptr: Any, bias_ptr: Any, sum_ptr: Any, out_ptr: Any,
+    num_rows: Any, eps: Any, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
+    row_R1 = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
+    column_1D = tl.arange(0, BLOCK_D)[None, :]
+    inside_RD = (row_R1 < num_rows) & (column_1D < D)
+    offset_RD = row_R1.to(tl.int64) * D + column_1D
+    x_RD = tl.load(x_ptr + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+    x_RD += tl.load(change_ptr + offset_RD, mask=inside_RD, other=0.0).to(tl.float32)
+    tl.store(sum_ptr + offset_RD, x_RD.to(sum_ptr.dtype.element_ty), mask=inside_RD)
+    mean_R1 = tl.sum(x_RD, axis=1, keep_dims=True) / D
+    centred_RD = tl.where(column_1D < D, x_RD - mean_R1, 0.0)
+    variance_R1 = tl.sum(centred_RD * centred_RD, axis=1, keep_dims=True) / D
+    weight_1D = tl.load(weight_ptr + column_1D, mask=column_1D < D, other=0.0).to(tl.float32)
+    bias_1D = tl.load(bias_ptr + column_1D, mask=column_1D < D, other=0.0).to(tl.float32)
+    out_RD = centred_RD * tl.rsqrt(variance_R1 + eps) * weight_1D + bias_1D
+    tl.store(out_ptr + offset_RD, out_RD.to(out_ptr.dtype.element_ty), mask=inside_RD)
+
+
+def launch_add_layer_norm(
+    x_BTD: Tensor, change_BTD: Tensor, norm: nn.LayerNorm
+) -> tuple[Tensor, Tensor]:
+    x_BTD, change_BTD = x_BTD.contiguous(), change_BTD.contiguous()
+    sum_BTD, out_BTD = torch.empty_like(x_BTD), torch.empty_like(x_BTD)
+    model_dim = x_BTD.shape[-1]
+    num_rows = x_BTD.numel() // model_dim
+    _add_layer_norm[(triton.cdiv(num_rows, _ROWS),)](
+        x_BTD, change_BTD, norm.weight, norm.bias, sum_BTD, out_BTD, num_rows, norm.eps,
+        D=model_dim, BLOCK_D=next_power_of_two(model_dim), ROWS=_ROWS,
+    )  # fmt: skip
+    return sum_BTD, out_BTD
