@@ -1,0 +1,132 @@
+"""Who may import whom, read from the source: a module knows only what lies below it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import oasr_backend
+from tests.conftest import ROOT
+
+PACKAGE = ROOT / "oasr_backend"
+CLIENT = ROOT / "client"
+
+#: From the bottom up. A group imports only from lines above its own, or from itself.
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("types", "config"),
+    ("stream_options", "metrics", "tokenizer", "decoders", "features", "serve"),
+    ("cache",),
+    ("kernels",),
+    ("encoders",),
+    ("acoustic_model",),
+    ("checkpoints",),
+    ("streams", "stream_caches", "graphs"),
+    ("batching", "turns", "results", "admission"),
+    ("runner",),
+    ("engine",),
+    ("triton_io", "parity"),
+    ("triton_model",),
+)
+LEVEL_OF = {group: level for level, groups in enumerate(LEVELS) for group in groups}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+PACKAGES = sorted({path.parent for path in MODULES if "__all__" in path.read_text("utf-8")})
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module name that the file imports, also inside functions; relative ones as ".x"."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def group_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path != PACKAGE / "__init__.py"], ids=relative
+)
+def test_a_module_imports_only_what_lies_below_it(path: Path) -> None:
+    group = group_of(path)
+    assert group in LEVEL_OF, f"{relative(path)} has no place in LEVELS"
+    for name in imports(path):
+        assert not name.startswith("."), f"import {name} absolutely"
+        top, _, rest = name.partition(".")
+        if top != "oasr_backend" or not rest:
+            continue
+        used = rest.partition(".")[0]
+        assert used == group or LEVEL_OF[used] < LEVEL_OF[group], f"{group} imports {used}"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *sorted(CLIENT.rglob("*.py"))], ids=relative)
+def test_nothing_that_ships_imports_tests_or_benchmarks(path: Path) -> None:
+    assert not {name.partition(".")[0] for name in imports(path)} & {"tests", "benchmarks"}
+
+
+def test_triton_is_seen_by_one_module_only() -> None:
+    users = {relative(path) for path in MODULES if "triton_python_backend_utils" in imports(path)}
+    assert users == {"oasr_backend/triton_io.py"}
+
+
+@pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=relative)
+def test_the_client_stands_alone(path: Path) -> None:
+    assert not {name.partition(".")[0] for name in imports(path)} & {"oasr_backend", "torch"}
+
+
+@pytest.mark.parametrize("name", ["errors", "types", "config", "metrics", "stream_options"])
+def test_plain_modules_know_nothing_of_pytorch(name: str) -> None:
+    assert "torch" not in {used.partition(".")[0] for used in imports(PACKAGE / f"{name}.py")}
+
+
+def test_the_launcher_starts_without_pytorch() -> None:
+    script = "import sys, oasr_backend.serve.app; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT)
+
+
+def kind_then_name(name: str) -> tuple[int, str]:
+    """Constants, classes, functions: the order that ruff keeps."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, CLIENT], ids=relative)
+def test_all_is_sorted_and_every_name_of_it_exists(package: Path) -> None:
+    name = "oasr_client" if package == CLIENT else relative(package).replace("/", ".")
+    module = importlib.import_module(name)
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        return
+    assert list(listed) == sorted(listed, key=kind_then_name)
+    assert len(set(listed)) == len(listed)
+    for entry in listed:
+        assert getattr(module, entry) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=relative)
+def test_all_is_complete(package: Path) -> None:
+    tree = ast.parse((package / "__init__.py").read_text(encoding="utf-8"))
+    public = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oasr_backend")
+        for alias in node.names
+    }
+    module = importlib.import_module(relative(package).replace("/", "."))
+    assert public == set(module.__all__)
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Enginge'"):
+        _ = oasr_backend.Enginge
