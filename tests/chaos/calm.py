@@ -1,0 +1,64 @@
+"""What happens before the chaos: a lone stream, then all streams at once, all of them polite."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from oasr_client import ClientError, StreamingClient
+
+from benchmarks.load import wire
+from benchmarks.load.utterances import SAMPLE_RATE
+from oasr_backend.serve.process import TritonServer
+from tests.chaos.caller import EMPTY, new_id, request
+from tests.chaos.report import Check
+from tests.chaos.server import MODEL_NAME
+from tests.chaos.speech import Clip
+
+_REHEARSAL_DEADLINE_S = 60.0
+_HUGE_S = 60
+
+
+def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, float]:
+    """Every recording once, alone; and the audio seconds a second that this made."""
+    begin_s, wrong = time.monotonic(), []
+    try:
+        with StreamingClient(server.grpc_url, model_name=MODEL_NAME) as client:
+            for clip in clips:
+                with client.stream() as stream:
+                    for chunk in clip.chunks(640):
+                        stream.send(chunk)
+                    if (text := stream.finish().text) != clip.text:
+                        wrong.append(f"{clip.name}: {text!r} instead of {clip.text!r}")
+    except ClientError as error:
+        wrong.append(str(error))
+    audio_s = sum(clip.samples_S.size for clip in clips) / 16_000
+    detail = f"{len(clips)} recordings alone: {wrong or 'exact'}"
+    return Check("quiet texts exact", not wrong, detail), audio_s / (time.monotonic() - begin_s)
+
+
+async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int) -> Check:
+    """Every client's stream at once and a minute in one request: memory finds its size."""
+    channel = wire.InferChannel(url)
+    minute = np.concatenate([clip.samples_S for clip in clips] * 2)[: _HUGE_S * SAMPLE_RATE]
+    huge = request(new_id(), minute, flags=wire.START + wire.END)
+    some = itertools.islice(itertools.cycle(clips), num_streams)
+    wrong = await asyncio.gather(*(_speak(channel, clip) for clip in some))
+    await channel.call(huge, _REHEARSAL_DEADLINE_S)
+    await channel.close()
+    return Check(
+        "texts of all clients at once exact", not any(wrong), f"{sum(wrong)} of {num_streams} wrong"
+    )
+
+
+async def _speak(channel: wire.InferChannel, clip: Clip) -> bool:
+    """Whether the text is wrong."""
+    stream_id, flags = new_id(), wire.START
+    for chunk in clip.chunks(640):
+        await channel.call(request(stream_id, chunk, flags=flags), _REHEARSAL_DEADLINE_S)
+        flags = b""
+    end = request(stream_id, EMPTY, flags=wire.END)
+    return wire.text_of(await channel.call(end, _REHEARSAL_DEADLINE_S)) != clip.text

@@ -1,0 +1,134 @@
+"""What a leak would show in: open streams, free blocks, resident memory, shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import re
+import signal
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.load.prometheus import Metrics
+from oasr_backend.serve.process import TritonServer, running_in_group
+from oasr_backend.serve.shm import leftover_regions
+
+_RSS = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
+_MAX_SLOPE_SAMPLES = 200
+_STALL_EVERY_S = (3.0, 9.0)
+_STALL_S = (0.1, 0.8)
+#: A fresh server publishes within its first interval.
+_PUBLISH_TIMEOUT_S = 5.0
+#: Longer than the interval at which the backend publishes.
+_STALE_S = 1.5
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Of all model instances together, as published on the metrics port."""
+
+    active: int
+    free_blocks: int
+    used_blocks: int
+
+    @classmethod
+    def read(cls, server: TritonServer) -> Streams:
+        """Up to a publishing interval old. Raises KeyError when a server does not publish them."""
+        names = ("oasr_active_streams", "oasr_free_blocks", "oasr_used_blocks")
+        give_up_s = time.monotonic() + _PUBLISH_TIMEOUT_S
+        while True:
+            metrics = Metrics.fetch(server.metrics_url)
+            if all(name in metrics for name in names) or time.monotonic() > give_up_s:
+                return cls(*(int(metrics.total(name)) for name in names))
+            time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """At one moment; `rss_kib` is of the server and its stub, without this program."""
+
+    at_s: float
+    rss_kib: int
+    shm_kib: int
+
+    @classmethod
+    def read(cls, server: TritonServer) -> Memory:
+        rss_kib = sum(_rss_kib(process) for process in running_in_group(server.pid))
+        return cls(time.monotonic(), rss_kib, shm_kib(server))
+
+
+def shm_kib(server: TritonServer) -> int:
+    """Size of the server's regions in /dev/shm; they grow on demand and never shrink."""
+    total = 0
+    for region in leftover_regions(server.settings.shm_prefix):
+        with contextlib.suppress(FileNotFoundError):
+            total += region.stat().st_size
+    return total // 1024
+
+
+def _rss_kib(process: int) -> int:
+    with contextlib.suppress(OSError):
+        match = _RSS.search(Path("/proc", str(process), "status").read_text(encoding="utf-8"))
+        return int(match[1]) if match else 0
+    return 0
+
+
+def slope_per_minute(at_s: Sequence[float], values: Sequence[float]) -> float:
+    """The median of the slopes between all pairs: a few outliers do not tilt it."""
+    step = max(1, len(values) // _MAX_SLOPE_SAMPLES)
+    points = list(zip(at_s[::step], values[::step], strict=True))
+    slopes = [
+        (later - earlier) / (later_s - earlier_s)
+        for index, (earlier_s, earlier) in enumerate(points)
+        for later_s, later in points[index + 1 :]
+    ]
+    return 60.0 * statistics.median(slopes) if slopes else 0.0
+
+
+def stub_processes(server: TritonServer) -> list[int]:
+    """The processes in which the model runs."""
+    found = []
+    for process in running_in_group(server.pid):
+        with contextlib.suppress(OSError):
+            command = Path("/proc", str(process), "cmdline").read_bytes()
+            if b"triton_python_backend_stub" in command.split(b"\0")[0]:
+                found.append(process)
+    return found
+
+
+async def stall_now_and_then(server: TritonServer, chance: random.Random) -> None:
+    """Slow steps: the stub stands still for a moment, again and again until cancelled."""
+    while True:
+        await asyncio.sleep(chance.uniform(*_STALL_EVERY_S))
+        stubs = stub_processes(server)
+        try:
+            for stub in stubs:
+                os.kill(stub, signal.SIGSTOP)
+            await asyncio.sleep(chance.uniform(*_STALL_S))
+        finally:
+            for stub in stubs:
+                os.kill(stub, signal.SIGCONT)
+
+
+async def watch(server: TritonServer, *, into: list[Memory], interval_s: float) -> None:
+    """Samples until cancelled."""
+    while True:
+        into.append(Memory.read(server))
+        await asyncio.sleep(interval_s)
+
+
+def wait_until_empty(server: TritonServer, free_blocks: int, timeout_s: float) -> Streams:
+    """Looks without disturbing until no stream is left, and returns what it saw last."""
+    time.sleep(_STALE_S)
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        streams = Streams.read(server)
+        is_empty = streams.active == 0 and streams.free_blocks == free_blocks
+        if is_empty or time.monotonic() > give_up_s:
+            return streams
+        time.sleep(0.2)

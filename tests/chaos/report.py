@@ -1,0 +1,143 @@
+"""What a run has to show: one line per promise, and the figures behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.load.statistics import summary_ms
+from tests.chaos.behaving import Outcome
+from tests.chaos.caller import Record
+from tests.chaos.health import Memory, Streams, slope_per_minute
+
+#: A process that settles grows by a bounded amount, a leak by a bounded rate; a run may show
+#: whichever is more. Regions in /dev/shm grow in steps of 8 MiB, so they get one of them.
+RSS_SETTLING_KIB = 16 * 1024
+RSS_RATE_KIB_PER_MIN = 256
+SHM_SETTLING_KIB = 8 * 1024
+#: The first part of a run, in which caches and pools find their size, is left out.
+SETTLING_SHARE = 1 / 3
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    passed: bool
+    detail: str
+
+
+@dataclass
+class ChaosReport:
+    seconds: float
+    speed: float
+    capacity_audio_s_per_s: float
+    checks: list[Check]
+    behaving: Outcome
+    record: Record
+    memory: list[Memory]
+    metrics: dict[str, float]
+
+    @property
+    def failed(self) -> list[str]:
+        return [f"{check.name}: {check.detail}" for check in self.checks if not check.passed]
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "kind": "chaos",
+            "seconds": round(self.seconds, 1),
+            "behaving_speed": round(self.speed, 3),
+            "solo_audio_s_per_s": round(self.capacity_audio_s_per_s, 1),
+            "passed": not self.failed,
+            "checks": [asdict(check) for check in self.checks],
+            "behaving": {
+                "texts": self.behaving.num_texts,
+                "errors": dict(self.behaving.errors),
+                "chunk_ms": summary_ms(self.behaving.chunk_s),
+                "final_ms": summary_ms(self.behaving.final_s),
+            },
+            "answers": {f"{a} {s}": n for (a, s), n in sorted(self.record.answers.items())},
+            "unexpected": self.record.unexpected,
+            "memory": [asdict(sample) for sample in self.memory],
+            "metrics": self.metrics,
+        }
+
+    def render(self) -> str:
+        lines = [
+            f"{'answer of the hostile':32}   count",
+            *(f"{a + ' ' + s:32} {n:7}" for (a, s), n in sorted(self.record.answers.items())),
+            *(f"  unexpected: {text}" for text in self.record.unexpected),
+            *(f"  behaving: {n} x {text}" for text, n in self.behaving.errors.items()),
+            f"behaving clients: {self.behaving.num_texts} texts at {self.speed:.2f} x real time; "
+            f"final {summary_ms(self.behaving.final_s)}",
+            *(f"{name:32} {value:11.1f}" for name, value in self.metrics.items()),
+            *(f"{_mark(one)} {one.name:34} {one.detail}" for one in self.checks),
+        ]
+        return "\n".join(lines)
+
+
+def _mark(check: Check) -> str:
+    return "ok    " if check.passed else "FAILED"
+
+
+def text_checks(behaving: Outcome, record: Record, *, num_clients: int) -> Iterable[Check]:
+    wrong = behaving.wrong_texts
+    yield Check("texts of behaving clients exact", not wrong, _first(wrong, behaving.num_texts))
+    yield Check(
+        "behaving clients were served",
+        behaving.num_texts >= num_clients,
+        f"{behaving.num_texts} texts for {num_clients} clients",
+    )
+    yield Check(
+        "no error for behaving clients", not behaving.errors, f"{dict(behaving.errors) or 'none'}"
+    )
+    yield Check(
+        "texts of hostile clients exact",
+        not record.wrong_texts,
+        _first(record.wrong_texts, record.num_texts),
+    )
+    yield Check(
+        "hostile clients get the right answer",
+        not record.num_unexpected,
+        f"{record.num_unexpected} of {sum(record.answers.values())} unexpected",
+    )
+
+
+def hang_checks(behaving: Outcome, record: Record, *, unfinished: int) -> Iterable[Check]:
+    misses = (behaving.deadline_misses, record.deadline_misses)
+    yield Check(
+        "no hangs",
+        not any(misses) and not unfinished,
+        f"deadline misses: behaving {misses[0]}, hostile {misses[1]}; "
+        f"clients that did not end: {unfinished}",
+    )
+
+
+def leak_checks(before: Streams, after: Streams) -> Iterable[Check]:
+    yield Check("no stream left", after.active == 0, f"{after.active} active")
+    yield Check(
+        "all blocks back",
+        after.free_blocks == before.free_blocks and after.used_blocks == before.used_blocks,
+        f"{after.free_blocks} free, {before.free_blocks} at first",
+    )
+
+
+def memory_checks(samples: list[Memory]) -> Iterable[Check]:
+    settled = samples[int(len(samples) * SETTLING_SHARE) :]
+    at_s = [sample.at_s for sample in settled]
+    minutes = (at_s[-1] - at_s[0]) / 60 if len(settled) > 1 else 0.0
+    if not minutes:
+        yield Check("memory was watched", False, f"{len(settled)} samples; run for longer")
+        return
+    for name, values, settling_kib, rate in (
+        ("RSS flat", [one.rss_kib for one in settled], RSS_SETTLING_KIB, RSS_RATE_KIB_PER_MIN),
+        ("/dev/shm flat", [one.shm_kib for one in settled], SHM_SETTLING_KIB, 0),
+    ):
+        slope = slope_per_minute(at_s, values)
+        bound = max(settling_kib / minutes, rate)
+        detail = f"{slope:+.0f} KiB/min, bound {bound:.0f}; {values[0]} -> {values[-1]} KiB"
+        yield Check(name, slope <= bound, detail)
+
+
+def _first(wrong: list[str], num_texts: int) -> str:
+    return f"{len(wrong)} of {num_texts} wrong" + (f", first: {wrong[0]}" if wrong else "")

@@ -1,0 +1,200 @@
+"""The long run: many clients, a third of them behaving, and the reckoning afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.load import wire
+from benchmarks.load.prometheus import Metrics
+from oasr_backend.serve.process import TritonServer, running_in_group
+from tests.chaos.acts import ACTS, Stage
+from tests.chaos.behaving import Manners, Outcome, behave
+from tests.chaos.caller import Caller, Record
+from tests.chaos.calm import quiet_pass, rehearse
+from tests.chaos.health import (
+    Memory,
+    Streams,
+    stall_now_and_then,
+    wait_until_empty,
+    watch,
+)
+from tests.chaos.report import (
+    ChaosReport,
+    Check,
+    hang_checks,
+    leak_checks,
+    memory_checks,
+    text_checks,
+)
+from tests.chaos.server import Limits, limited_server
+from tests.chaos.speech import read_clips
+
+_REAP_MARGIN_S = 15.0
+_SAMPLES_PER_RUN = 120
+#: What the behaving clients ask for, as a share of what one quiet stream gets through.
+_BEHAVING_SHARE = 0.5
+_SPEED_RANGE = (0.25, 4.0)
+_SHOWN_METRICS = (
+    "oasr_streams_opened_total", "oasr_streams_reaped_total", "oasr_conflicts_total",
+    "oasr_rejected_total", "oasr_finished_total", "oasr_audio_seconds_total",
+    "oasr_compute_seconds_total",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ChaosSettings:
+    """A third of `num_clients` behaves. No request may take longer than `deadline_s`."""
+
+    seconds: float = 60.0
+    num_clients: int = 64
+    deadline_s: float = 40.0
+    pause_s: tuple[float, float] = (0.1, 1.0)
+    seed: int = 1
+    limits: Limits = field(
+        default_factory=lambda: Limits(
+            max_streams=1024,
+            # A minute of speech in one request may hold up the others for so long on a small
+            # machine, and Triton counts that as their silence.
+            triton_idle_s=15.0,
+            stream_idle_s=18.0,
+            overrides={"debug_slow_step_ms": "20"},
+        )
+    )
+
+    @property
+    def num_behaving(self) -> int:
+        return self.num_clients // 3
+
+
+def run_chaos(settings: ChaosSettings) -> ChaosReport:
+    """Starts a server, lets the clients loose, and checks what is left."""
+    with limited_server(settings.limits) as server:
+        return _Run(settings, server).run()
+
+
+class _Run:
+    def __init__(self, settings: ChaosSettings, server: TritonServer) -> None:
+        self._settings = settings
+        self._server = server
+        self._clips = read_clips()
+        self._behaving = Outcome()
+        self._record = Record()
+        self._memory: list[Memory] = []
+        self._stop_s = 0.0
+
+    def run(self) -> ChaosReport:
+        quiet, capacity = quiet_pass(self._server, self._clips)
+        before = wait_until_empty(self._server, Streams.read(self._server).free_blocks, 5.0)
+        rehearsed = asyncio.run(
+            rehearse(self._server.grpc_url, self._clips, num_streams=self._settings.num_clients)
+        )
+        processes = set(running_in_group(self._server.pid))
+        begin_s = time.monotonic()
+        unfinished = asyncio.run(self._drive(self._speed(capacity)))
+        seconds = time.monotonic() - begin_s
+        after = wait_until_empty(
+            self._server, before.free_blocks, self._settings.limits.stream_idle_s + _REAP_MARGIN_S
+        )
+        checks = [
+            quiet,
+            rehearsed,
+            *text_checks(self._behaving, self._record, num_clients=self._settings.num_behaving),
+            *hang_checks(self._behaving, self._record, unfinished=unfinished),
+            *leak_checks(before, after),
+            *memory_checks(self._memory),
+            self._still_there(processes),
+        ]
+        return ChaosReport(
+            seconds=seconds,
+            speed=self._speed(capacity),
+            capacity_audio_s_per_s=capacity,
+            checks=checks,
+            behaving=self._behaving,
+            record=self._record,
+            memory=self._memory,
+            metrics=_shown_metrics(self._server),
+        )
+
+    def _speed(self, capacity: float) -> float:
+        slowest, fastest = _SPEED_RANGE
+        speed = _BEHAVING_SHARE * capacity / self._settings.num_behaving
+        return min(max(speed, slowest), fastest)
+
+    async def _drive(self, speed: float) -> int:
+        """The clients' time; returns how many did not end when they should."""
+        self._stop_s = time.monotonic() + self._settings.seconds
+        interval_s = self._settings.seconds / _SAMPLES_PER_RUN
+        chance = random.Random(self._settings.seed)
+        aside = [
+            asyncio.create_task(watch(self._server, into=self._memory, interval_s=interval_s)),
+            asyncio.create_task(stall_now_and_then(self._server, chance)),
+        ]
+        clients = [asyncio.create_task(one) for one in (*self._behavers(speed), *self._villains())]
+        limits = self._settings.limits
+        patience_s = 2 * (self._settings.deadline_s + limits.stream_idle_s)
+        done, pending = await asyncio.wait(clients, timeout=self._settings.seconds + patience_s)
+        for task in (*aside, *pending):
+            task.cancel()
+        await asyncio.gather(*aside, *pending, return_exceptions=True)
+        for task in done:
+            task.result()
+        return len(pending)
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._stop_s
+
+    def _behavers(self, speed: float) -> list[Coroutine[Any, Any, None]]:
+        manners = Manners(
+            url=self._server.grpc_url,
+            clips=self._clips,
+            speed=speed,
+            deadline_s=self._settings.deadline_s,
+            is_over=self._is_over,
+        )
+        seeds = range(self._settings.seed, self._settings.seed + self._settings.num_behaving)
+        return [behave(manners, self._behaving, seed) for seed in seeds]
+
+    def _villains(self) -> list[Coroutine[Any, Any, None]]:
+        stage = Stage(
+            server=self._server,
+            limits=self._settings.limits,
+            clips=self._clips,
+            huge=asyncio.Semaphore(1),
+            victims=asyncio.Semaphore(1),
+        )
+        count = self._settings.num_clients - self._settings.num_behaving
+        return [self._villain(stage, index) for index in range(count)]
+
+    async def _villain(self, stage: Stage, index: int) -> None:
+        chance = random.Random(f"{self._settings.seed} {index}")
+        channel = wire.InferChannel(self._server.grpc_url)
+        caller = Caller(channel, self._record, deadline_s=self._settings.deadline_s, chance=chance)
+        acts, weights = zip(*ACTS, strict=True)
+        while not self._is_over():
+            await asyncio.sleep(chance.uniform(*self._settings.pause_s))
+            await chance.choices(acts, weights)[0](caller, stage)
+        await channel.close()
+
+    def _still_there(self, processes: set[int]) -> Check:
+        """The same server and stub as before, and an exact text from them."""
+        same = set(running_in_group(self._server.pid)) == processes
+        answer, _ = quiet_pass(self._server, self._clips[:2])
+        return Check(
+            "the server still answers",
+            same and answer.passed,
+            f"same processes: {same}; {answer.detail}",
+        )
+
+
+def _shown_metrics(server: TritonServer) -> dict[str, float]:
+    metrics, shown = Metrics.fetch(server.metrics_url), {}
+    for name in _SHOWN_METRICS:
+        with contextlib.suppress(KeyError):
+            shown[name] = metrics.total(name)
+    return shown

@@ -1,0 +1,296 @@
+"""Bounded attacks of one kind each, with the figures that a test judges."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc  # type: ignore[import-untyped]
+import numpy as np
+
+from benchmarks.load import wire
+from benchmarks.load.prometheus import HistogramChange, Metrics
+from oasr_backend.serve.process import TritonServer
+from tests.chaos.acts import WRONG_TENSORS
+from tests.chaos.caller import EMPTY, REFUSED, SILENCE, bad_request, new_id, request
+from tests.chaos.health import Streams, shm_kib, wait_until_empty
+from tests.chaos.server import Limits, limited_server
+from tests.chaos.speech import Clip, read_clips
+
+_DEADLINE_S = 20.0
+_NUM_CONNECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """`before` and `after` are the server's streams; nothing is sent between the last START and
+    `after`."""
+
+    num_opened: int
+    num_refused: int
+    active_at_last: int
+    before: Streams
+    after: Streams
+    seconds_until_empty: float
+
+
+#: Far fewer places than STARTs: who finds no place asks again, and gets one as soon as the
+#: first abandoned streams are past Triton's limit. Every 25th START brings a whole encoder window,
+#: so that blocks are in use.
+ABANDON_LIMITS = Limits(max_streams=600, triton_idle_s=1.0, stream_idle_s=2.0)
+_WINDOW_EVERY = 25
+_NUM_OPENERS = 32
+_ASK_AGAIN_S = 0.05
+_OPENING_TIMEOUT_S = 50.0
+
+
+def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Abandoned:
+    """Opens streams and never sends END; then only looks."""
+    with limited_server(limits) as server:
+        before = Streams.read(server)
+        answers = asyncio.run(_open_many(server.grpc_url, count))
+        active_at_last = Streams.read(server).active
+        begin_s = time.monotonic()
+        after = wait_until_empty(server, before.free_blocks, limits.stream_idle_s + 20.0)
+        return Abandoned(
+            num_opened=answers["OK"],
+            num_refused=answers.total() - answers["OK"],
+            active_at_last=active_at_last,
+            before=before,
+            after=after,
+            seconds_until_empty=time.monotonic() - begin_s,
+        )
+
+
+async def _open_many(url: str, count: int) -> Counter[str]:
+    """Answers by status. Gives up after a time, and then `count` of them are not "OK"."""
+    clip, answers, numbers = read_clips()[0], Counter[str](), iter(range(count))
+    channels = [wire.InferChannel(url) for _ in range(_NUM_CONNECTIONS)]
+    give_up_s = time.monotonic() + _OPENING_TIMEOUT_S
+
+    async def opener(channel: wire.InferChannel) -> None:
+        # The openers share one iterator: each takes the next number.
+        for number in numbers:
+            samples = clip.samples_S[:16_000] if number % _WINDOW_EVERY == 0 else SILENCE[:160]
+            started = request(new_id(), samples, flags=wire.START)
+            while (status := await _status(channel, started)) != "OK":
+                answers[status] += 1
+                if time.monotonic() > give_up_s:
+                    return
+                await asyncio.sleep(_ASK_AGAIN_S)
+            answers["OK"] += 1
+
+    await asyncio.gather(*(opener(channels[i % _NUM_CONNECTIONS]) for i in range(_NUM_OPENERS)))
+    for channel in channels:
+        await channel.close()
+    return answers
+
+
+async def _status(channel: wire.InferChannel, request_bytes: bytes) -> str:
+    try:
+        await channel.call(request_bytes, _DEADLINE_S)
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+@dataclass
+class Overload:
+    """Latencies in seconds from intended send times, of the same admitted streams all along."""
+
+    quiet_s: array[float] = field(default_factory=lambda: array("d"))
+    flood_s: array[float] = field(default_factory=lambda: array("d"))
+    refusal_s: array[float] = field(default_factory=lambda: array("d"))
+    refusals: Counter[str] = field(default_factory=Counter)
+    refusal_texts: set[str] = field(default_factory=set)
+    admitted_errors: Counter[str] = field(default_factory=Counter)
+    mean_step_s: float = 0.0
+
+    def p99_ratio(self) -> float:
+        return float(np.percentile(self.flood_s, 99) / np.percentile(self.quiet_s, 99))
+
+
+OVERLOAD_LIMITS = Limits(max_streams=4, triton_idle_s=30.0, stream_idle_s=40.0)
+_CHUNK_S = 0.16
+#: A refused client asks again after this; 12 of them make 24 STARTs a second.
+_RETRY_PAUSE_S = 0.5
+
+
+def overload(
+    *, phase_s: float = 3.0, num_phases: int = 10, limits: Limits = OVERLOAD_LIMITS
+) -> Overload:
+    """`max_streams` streams in real time, and in every second phase 3x as many clients that knock.
+
+    Quiet and flooded phases alternate, so that both meet the same machine.
+    """
+    with limited_server(limits) as server:
+        attack = _Overloading(limits, phase_s=phase_s, num_phases=num_phases)
+        before = Metrics.fetch(server.metrics_url)
+        found = asyncio.run(attack.run(server.grpc_url))
+        steps = HistogramChange.between(
+            before, Metrics.fetch(server.metrics_url), "oasr_step_seconds"
+        )
+        found.mean_step_s = steps.mean if steps else 0.0
+        return found
+
+
+class _Overloading:
+    def __init__(self, limits: Limits, *, phase_s: float, num_phases: int) -> None:
+        self._limits = limits
+        self._phase_s = phase_s
+        self._num_phases = num_phases
+        self._clip = read_clips()[0]
+        self._result = Overload()
+        self._start_s = 0.0
+
+    async def run(self, url: str) -> Overload:
+        self._admitted, self._flood = wire.InferChannel(url), wire.InferChannel(url)
+        ids = [new_id() for _ in range(self._limits.max_streams)]
+        for stream_id in ids:
+            started = request(stream_id, self._clip.samples_S[:16_000], flags=wire.START)
+            await self._admitted.call(started, _DEADLINE_S)
+        self._start_s = time.monotonic()
+        knockers = 3 * self._limits.max_streams
+        await asyncio.gather(
+            *(self._speak(stream_id, index) for index, stream_id in enumerate(ids)),
+            *(self._knock(index / knockers) for index in range(knockers)),
+        )
+        for stream_id in ids:
+            await self._admitted.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+        for channel in (self._admitted, self._flood):
+            await channel.close()
+        return self._result
+
+    def _phase(self, at_s: float) -> int:
+        """Odd phases are flooded; `num_phases` and above: it is over."""
+        return int((at_s - self._start_s) / self._phase_s)
+
+    async def _speak(self, stream_id: int, index: int) -> None:
+        """The phase of the intended time decides where a latency counts."""
+        step = round(_CHUNK_S * 16_000)
+        chunks = itertools.cycle(
+            [self._clip.samples_S[i : i + step] for i in range(0, len(self._clip.samples_S), step)]
+        )
+        intended_s = self._start_s + _CHUNK_S * index / self._limits.max_streams
+        while (phase := self._phase(intended_s)) < self._num_phases:
+            await asyncio.sleep(max(0.0, intended_s - time.monotonic()))
+            status = await _status(self._admitted, request(stream_id, next(chunks)))
+            latencies_s = self._result.flood_s if phase % 2 else self._result.quiet_s
+            latencies_s.append(time.monotonic() - intended_s)
+            if status != "OK":
+                self._result.admitted_errors[status] += 1
+            intended_s += _CHUNK_S
+
+    async def _knock(self, offset: float) -> None:
+        await asyncio.sleep(offset * _RETRY_PAUSE_S)
+        while (phase := self._phase(time.monotonic())) < self._num_phases:
+            if phase % 2:
+                await self._ask()
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def _ask(self) -> None:
+        started = request(new_id(), self._clip.samples_S[:5120], flags=wire.START)
+        sent_s = time.monotonic()
+        try:
+            await self._flood.call(started, _DEADLINE_S)
+            self._result.refusals["OK"] += 1
+        except grpc.aio.AioRpcError as error:
+            self._result.refusal_s.append(time.monotonic() - sent_s)
+            self._result.refusals[error.code().name] += 1
+            if error.code().name == REFUSED:
+                self._result.refusal_texts.add(error.details())
+
+
+@dataclass(frozen=True)
+class BadRequests:
+    answers: Counter[str]
+    text: str
+    expected_text: str
+    shm_before_kib: int
+    shm_after_kib: int
+    before: Streams
+    after: Streams
+
+
+BAD_LIMITS = Limits(max_streams=64, triton_idle_s=20.0, stream_idle_s=25.0)
+_NUM_BAD_CLIENTS = 16
+_WARM_UP = 500
+
+
+def bad_requests(count: int = 10_000, limits: Limits = BAD_LIMITS) -> BadRequests:
+    """Bad requests of every kind while one good stream speaks from before them until after."""
+    with limited_server(limits) as server:
+        before = Streams.read(server)
+        clip = max(read_clips(), key=lambda one: one.samples_S.size)
+        # The regions find their size first.
+        asyncio.run(_BesideBad(server, clip).run(_WARM_UP))
+        shm_before = shm_kib(server)
+        beside = _BesideBad(server, clip)
+        text = asyncio.run(beside.run(count))
+        return BadRequests(
+            answers=beside.answers,
+            text=text,
+            expected_text=clip.text,
+            shm_before_kib=shm_before,
+            shm_after_kib=shm_kib(server),
+            before=before,
+            after=wait_until_empty(server, before.free_blocks, 5.0),
+        )
+
+
+class _BesideBad:
+    def __init__(self, server: TritonServer, clip: Clip) -> None:
+        self._url = server.grpc_url
+        self._clip = clip
+        self._num_sent = 0
+        self.answers = Counter[str]()
+
+    async def run(self, count: int) -> str:
+        """The good stream's text."""
+        channel = wire.InferChannel(self._url)
+        requests = itertools.islice(itertools.cycle(_bad_kinds()), count)
+        good = asyncio.create_task(self._speak(channel, count))
+        await asyncio.gather(*(self._misbehave(requests) for _ in range(_NUM_BAD_CLIENTS)))
+        text = await good
+        await channel.close()
+        return text
+
+    async def _misbehave(self, requests: itertools.islice[bytes]) -> None:
+        channel = wire.InferChannel(self._url)
+        for bad in requests:
+            self._num_sent += 1
+            self.answers[await _status(channel, bad)] += 1
+        await channel.close()
+
+    async def _speak(self, channel: wire.InferChannel, count: int) -> str:
+        """Chunk k goes when k parts of the bad requests are out, so the two span the same time."""
+        stream_id, chunks = new_id(), self._clip.chunks(320)
+        for index, chunk in enumerate(chunks):
+            while self._num_sent < count * index // len(chunks):
+                await asyncio.sleep(0.01)
+            flags = wire.START if index == 0 else b""
+            await channel.call(request(stream_id, chunk, flags=flags), _DEADLINE_S)
+        answer = await channel.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+        return wire.text_of(answer)
+
+
+def _bad_kinds() -> Sequence[bytes]:
+    """One request of each kind; the ids are new, so that none of them continues another."""
+    spoiled = np.full(1600, np.nan, dtype=np.float32)
+    nan = bad_request(new_id(), spoiled.tobytes(), name="WAV", triton_type="FP32", shape=(1, 1600))
+    wrong_tensors = [
+        bad_request(new_id(), data, name=name, triton_type=triton_type, shape=shape) + wire.START
+        for data, name, triton_type, shape in WRONG_TENSORS
+    ]
+    return [
+        nan + wire.START,
+        request(new_id(), SILENCE),
+        request(new_id(), SILENCE, flags=wire.START, parameters={"sample_rate": 1}),
+        request(new_id(), SILENCE, flags=wire.START, parameters={"no_such_option": 1}),
+        *wrong_tensors,
+    ]
