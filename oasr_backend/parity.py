@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 import torch
 
 from oasr_backend.batching import StepBatch
@@ -164,6 +163,8 @@ def stream_transcript(
 
 def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100) -> dict[str, Any]:
     """Feeds one mono file through an engine; returns the RESULT document of its END."""
+    import soundfile  # Features alone need no audio library.
+
     samples_S, sample_rate = soundfile.read(wav_path, dtype="float32")
     piece = max(1, sample_rate * piece_ms // 1000)
     starts = range(0, max(1, samples_S.size), piece)

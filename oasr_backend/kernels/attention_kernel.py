@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,12 +18,12 @@ _LOG2_E = math.log2(math.e)
 
 @triton.jit
 def _paged_rel_attention(
-    qkv_ptr: Any, k_pool_ptr: Any, v_pool_ptr: Any, read_ptr: Any, write_ptr: Any,
-    history_ptr: Any, total_ptr: Any, first_position_ptr: Any, position_ptr: Any,
-    position_bias_ptr: Any, bias_u_ptr: Any, out_ptr: Any, scale: Any, num_positions: Any,
+    qkv_ptr, k_pool_ptr, v_pool_ptr, read_ptr, write_ptr,
+    history_ptr, total_ptr, first_position_ptr, position_ptr,
+    position_bias_ptr, bias_u_ptr, out_ptr, scale, num_positions,
     T: tl.constexpr, NUM_KEYS: tl.constexpr, H: tl.constexpr, H_KV: tl.constexpr, C: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     stream = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     kv_head = head // (H // H_KV)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -15,9 +13,9 @@ from oasr_backend.kernels.launch import next_power_of_two
 
 @triton.jit
 def _window_rows(
-    gate_ptr: Any, state_ptr: Any, rest_1D: Any, row_R1: Any, column_1D: Any, keep_RD: Any,
+    gate_ptr, state_ptr, rest_1D, row_R1, column_1D, keep_RD,
     STATE: tl.constexpr, D: tl.constexpr,
-) -> Any:  # fmt: skip
+):  # fmt: skip
     """Rows of the window (state, gated frames minus their rest), zero where `keep_RD` is false."""
     old_RD = keep_RD & (row_R1 < STATE)
     new_RD = keep_RD & (row_R1 >= STATE)
@@ -31,11 +29,11 @@ def _window_rows(
 
 @triton.jit
 def _gated_causal_convolution(
-    gate_ptr: Any, state_ptr: Any, rest_ptr: Any, kernel_ptr: Any, bias_ptr: Any,
-    norm_weight_ptr: Any, norm_bias_ptr: Any, out_ptr: Any, tail_ptr: Any, eps: Any,
+    gate_ptr, state_ptr, rest_ptr, kernel_ptr, bias_ptr,
+    norm_weight_ptr, norm_bias_ptr, out_ptr, tail_ptr, eps,
     T: tl.constexpr, D: tl.constexpr, K: tl.constexpr, HAS_NORM: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-) -> None:  # fmt: skip
+):  # fmt: skip
     STATE: tl.constexpr = K - 1
     stream = tl.program_id(0).to(tl.int64)
     gate_ptr += stream * T * 2 * D

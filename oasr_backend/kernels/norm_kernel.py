@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +14,9 @@ _ROWS = 4
 
 @triton.jit
 def _add_layer_norm(
-    x_ptr: Any, change_ptr: Any, weight_ptr: Any, bias_ptr: Any, sum_ptr: Any, out_ptr: Any,
-    num_rows: Any, eps: Any, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-) -> None:  # fmt: skip
+    x_ptr, change_ptr, weight_ptr, bias_ptr, sum_ptr, out_ptr,
+    num_rows, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     row_R1 = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column_1D = tl.arange(0, BLOCK_D)[None, :]
     inside_RD = (row_R1 < num_rows) & (column_1D < D)

@@ -1,0 +1,135 @@
+"""One step on the device, audio in and tokens out, at several widths: replayed, eager, profiled.
+
+    python -m benchmarks.device_step --widths 1 32 256 1024 --dtype bfloat16
+
+Replay and eager results of the same rows are compared bit for bit before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.random_checkpoint import write_random_checkpoint
+from oasr_backend.batching import StepBatch
+from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.greedy import greedy_step
+from oasr_backend.engine import Engine
+
+REPEATS = 30
+
+
+def build_engine(width: int, dtype: str, device: str) -> Engine:
+    directory = write_random_checkpoint(Path(tempfile.mkdtemp()))
+    config = ServingConfig(dtype=dtype, max_streams=width, max_step_streams=width)
+    return Engine.load(directory, config, device=device)
+
+
+class StepBench:
+    """Drives the runner at one width with as many open streams, all with full history."""
+
+    def __init__(self, engine: Engine, width: int) -> None:
+        self._engine = engine
+        self.runner = engine._runner
+        self.generations = tuple(range(10_000, 10_000 + width))
+        for generation in self.generations:
+            engine.caches.open(generation)
+        generator = np.random.default_rng(0)
+        rows = self.runner.staging[:width]
+        rows[:] = generator.standard_normal(rows.shape) * 0.05
+        self.batch = StepBatch(
+            self.generations, rows, (engine.config.chunk_size,) * width
+        )
+
+    def close(self) -> None:
+        for generation in self.generations:
+            self._engine.caches.attention.free_stream(generation)
+            self._engine.caches.conv.free_stream(generation)
+            self._engine.caches.ctc.free_stream(generation)
+
+    def advance(self) -> torch.Tensor:
+        """A whole step with its bookkeeping."""
+        caches, chunk = self._engine.caches, self._engine.config.chunk_size
+        caches.prepare(self.generations)
+        log_probs = self.runner.forward(self.batch)
+        caches.commit(self.generations, (chunk,) * len(self.generations), log_probs)
+        return log_probs
+
+    def device_ms(self) -> float:
+        """Median device time of copy in, step, greedy and copy out, by events."""
+        times = []
+        for _ in range(REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            begin.record()
+            greedy_step(self.runner.forward(self.batch)).cpu()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return statistics.median(times)
+
+    def whole_ms(self) -> float:
+        """Median wall time of a whole step, host bookkeeping included."""
+        times = []
+        for _ in range(REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self.advance()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        return statistics.median(times)
+
+
+def replay_equals_eager(bench: StepBench) -> bool:
+    bench._engine.caches.prepare(bench.generations)
+    conv = bench._engine.caches.conv.buffer.clone()
+    replayed = bench.runner.forward(bench.batch).clone()
+    bench._engine.caches.conv.buffer.copy_(conv)
+    with torch.inference_mode():
+        eager = bench.runner._forward_eagerly(bench.batch)
+    bench._engine.caches.conv.buffer.copy_(conv)
+    return torch.equal(replayed, eager)
+
+
+def profile(bench: StepBench, rows: int = 30) -> str:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    ) as profiler, torch.inference_mode():
+        for _ in range(5):
+            bench.runner._forward_eagerly(bench.batch)
+        torch.cuda.synchronize()
+    return str(
+        profiler.key_averages().table(sort_by="cuda_time_total", row_limit=rows, max_name_column_width=70)
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--widths", type=int, nargs="+", default=[1, 32, 256, 1024])
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--profile", type=int, nargs="*", default=[])
+    arguments = parser.parse_args()
+    print(torch.cuda.get_device_name(), torch.__version__)
+    engine = build_engine(max(arguments.widths), arguments.dtype, "cuda")
+    for width in arguments.widths:
+        bench = StepBench(engine, width)
+        for _ in range(8):
+            bench.advance()
+        same = replay_equals_eager(bench)
+        print(
+            f"width {width}: device {bench.device_ms():.3f} ms, whole step {bench.whole_ms():.3f} ms,"
+            f" replay == eager {same}"
+        )
+        if width in arguments.profile:
+            print(profile(bench))
+        bench.close()
+
+
+if __name__ == "__main__":
+    main()
