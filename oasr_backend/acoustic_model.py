@@ -43,6 +43,9 @@ class AcousticModel(nn.Module):
     def prepare(self, *, device: torch.device, dtype: torch.dtype, num_positions: int) -> None:
         """Moves the weights to where they are served and builds the position tables there."""
         self.eval().requires_grad_(False)
+        if dtype == torch.float32:
+            # Convolutions would otherwise round their factors to ten bits.
+            torch.backends.cudnn.allow_tf32 = False
         # Tables are projected in float32, then rounded once.
         self.encoder.tabulate_positions(num_positions)
         self.to(device)

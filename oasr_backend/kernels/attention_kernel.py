@@ -12,7 +12,9 @@ from oasr_backend.cache.paged_kv import PagedKVCache
 from oasr_backend.kernels.attention import AttentionTables
 from oasr_backend.kernels.launch import next_power_of_two
 
+#: Keys of one tile and warps of one program: the queries are few, so small tiles keep many going.
 _KEYS = 32
+_WARPS = 4
 _LOG2_E = math.log2(math.e)
 
 
@@ -101,6 +103,6 @@ def launch_paged_rel_attention(
         tables.position_PHC.shape[0],
         T=num_frames, NUM_KEYS=layout.num_frames, H=heads, H_KV=kv_heads, C=head_dim,
         BLOCK_T=next_power_of_two(num_frames, least=16), BLOCK_K=_KEYS,
-        BLOCK_C=next_power_of_two(head_dim, least=16),
+        BLOCK_C=next_power_of_two(head_dim, least=16), num_warps=_WARPS,
     )  # fmt: skip
     return out

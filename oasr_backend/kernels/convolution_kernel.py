@@ -1,4 +1,4 @@
-"""Triton kernel of `gated_causal_convolution`: one program a stream, all channels of it."""
+"""Triton kernel of `gated_causal_convolution`: one program a few frames, all their channels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from oasr_backend.kernels.convolution import ConvolutionWeights
 from oasr_backend.kernels.launch import next_power_of_two
+
+#: Frames of one program; fewer leave narrow batches with enough programs to fill a GPU.
+_FRAMES = 4
 
 
 @triton.jit
@@ -36,11 +39,12 @@ def _gated_causal_convolution(
 ):  # fmt: skip
     STATE: tl.constexpr = K - 1
     stream = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     gate_ptr += stream * T * 2 * D
     state_ptr += stream * STATE * D
     column_1D = tl.arange(0, BLOCK_D)[None, :]
     real_1D = column_1D < D
-    time_T1 = tl.arange(0, BLOCK_T)[:, None]
+    time_T1 = part * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]
     keep_TD = (time_T1 < T) & real_1D
     rest_1D = tl.load(rest_ptr + column_1D, mask=real_1D, other=0.0).to(tl.float32)
     bias_1D = tl.load(bias_ptr + column_1D, mask=real_1D, other=0.0).to(tl.float32)
@@ -60,7 +64,7 @@ def _gated_causal_convolution(
     out_TD = mixed_TD / (1.0 + tl.exp(-mixed_TD))
     out_ptr += stream * T * D
     tl.store(out_ptr + time_T1 * D + column_1D, out_TD.to(out_ptr.dtype.element_ty), mask=keep_TD)
-    row_S1 = tl.arange(0, BLOCK_S)[:, None]
+    row_S1 = part * BLOCK_S + tl.arange(0, BLOCK_S)[:, None]
     keep_SD = (row_S1 < STATE) & real_1D
     tail_SD = _window_rows(gate_ptr, state_ptr, rest_1D, row_S1 + T, column_1D, keep_SD, STATE, D)
     tail_ptr += stream * STATE * D
@@ -77,14 +81,15 @@ def launch_gated_causal_convolution(
     tail_BKD = torch.empty_like(state_BKD)
     norm = weights.norm
     depthwise = weights.depthwise
-    _gated_causal_convolution[(batch,)](
+    parts = triton.cdiv(num_frames, _FRAMES)
+    _gated_causal_convolution[(batch, parts)](
         gate_BTE, state_BKD, weights.rest_D, depthwise.weight, depthwise.bias,
         norm.weight if norm is not None else depthwise.bias,
         norm.bias if norm is not None else depthwise.bias,
         out_BTD, tail_BKD, norm.eps if norm is not None else 0.0,
         T=num_frames, D=channels, K=weights.kernel_size, HAS_NORM=norm is not None,
-        BLOCK_T=next_power_of_two(num_frames),
-        BLOCK_S=next_power_of_two(weights.kernel_size - 1),
+        BLOCK_T=_FRAMES,
+        BLOCK_S=next_power_of_two(triton.cdiv(weights.kernel_size - 1, parts)),
         BLOCK_D=next_power_of_two(channels),
     )  # fmt: skip
     return out_BTD, tail_BKD

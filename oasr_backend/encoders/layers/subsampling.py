@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from oasr_backend.kernels import convolution_relu
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,6 @@ class Conv2dSubsampling(nn.Module):
     def forward(self, features_BWF: Tensor) -> Tensor:
         x_BCTF = features_BWF.unsqueeze(1).to(memory_format=torch.channels_last)
         for convolution in self.stages:
-            x_BCTF = F.relu(convolution(x_BCTF))
+            x_BCTF = convolution_relu(x_BCTF, cast(nn.Conv2d, convolution))
         encoded_BTD: Tensor = self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))
         return encoded_BTD
