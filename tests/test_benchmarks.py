@@ -69,9 +69,7 @@ def test_a_quick_benchmark_writes_its_result(name: str, tmp_path: Path) -> None:
 def test_the_quick_server_benchmark_meets_no_error_and_gets_every_stream_back(
     tmp_path: Path,
 ) -> None:
-    assert (
-        run.main(["--only", "server", "--quick", "--threads", "1", "--results", str(tmp_path)]) == 0
-    )
+    run_quickly("server", tmp_path)
     names = [figure["name"] for figure in read_result(tmp_path, "server")["figures"]]
     assert {"closed loop: latency p99", "paced: latency p99"} <= set(names)
 
