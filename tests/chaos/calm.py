@@ -40,14 +40,26 @@ def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, floa
     return Check("quiet texts exact", not wrong, detail), audio_s / (time.monotonic() - begin_s)
 
 
-async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int) -> Check:
-    """Every client's stream at once and a minute in one request: memory finds its size."""
+async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int, num_slots: int) -> Check:
+    """Every client's stream at once and a minute in one request: memory finds its size.
+
+    A window in each of `num_slots` streams lets the pools' pages become resident.
+    """
     channel = wire.InferChannel(url)
     minute = np.concatenate([clip.samples_S for clip in clips] * 2)[: _HUGE_S * SAMPLE_RATE]
     huge = request(new_id(), minute, flags=wire.START + wire.END)
     some = itertools.islice(itertools.cycle(clips), num_streams)
     wrong = await asyncio.gather(*(_speak(channel, clip) for clip in some))
     await channel.call(huge, _REHEARSAL_DEADLINE_S)
+    window_S = clips[0].samples_S[:SAMPLE_RATE]
+    ids = [new_id() for _ in range(num_slots)]
+    for flags, samples_S in ((wire.START, window_S), (wire.END, EMPTY)):
+        await asyncio.gather(
+            *(
+                channel.call(request(one, samples_S, flags=flags), _REHEARSAL_DEADLINE_S)
+                for one in ids
+            )
+        )
     await channel.close()
     return Check(
         "texts of all clients at once exact", not any(wrong), f"{sum(wrong)} of {num_streams} wrong"

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.load.prometheus import Metrics
 from oasr_backend.serve.process import TritonServer, running_in_group
 from oasr_backend.serve.shm import leftover_regions
@@ -88,6 +90,14 @@ def slope_per_minute(at_s: Sequence[float], values: Sequence[float]) -> float:
         for later_s, later in points[index + 1 :]
     ]
     return 60.0 * statistics.median(slopes) if slopes else 0.0
+
+
+def creep_per_minute(at_s: Sequence[float], values: Sequence[float]) -> float:
+    """The median growth from one tenth of the time to the next: single steps do not count."""
+    tenths = [part for part in np.array_split(np.arange(len(values)), 10) if part.size]
+    middle_s = np.array([np.asarray(at_s)[part].mean() for part in tenths])
+    levels = np.array([np.median(np.asarray(values)[part]) for part in tenths])
+    return 60.0 * float(np.median(np.diff(levels) / np.diff(middle_s))) if len(tenths) > 1 else 0.0
 
 
 def stub_processes(server: TritonServer) -> list[int]:

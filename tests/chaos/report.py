@@ -9,13 +9,16 @@ from typing import Any
 from benchmarks.load.statistics import summary_ms
 from tests.chaos.behaving import Outcome
 from tests.chaos.caller import Record
-from tests.chaos.health import Memory, Streams, slope_per_minute
+from tests.chaos.health import Memory, Streams, creep_per_minute, slope_per_minute
 
-#: A process that settles grows by a bounded amount, a leak by a bounded rate; a run may show
-#: whichever is more. Regions in /dev/shm grow in steps of 8 MiB, so they get one of them.
-RSS_SETTLING_KIB = 16 * 1024
-RSS_RATE_KIB_PER_MIN = 256
-SHM_SETTLING_KIB = 8 * 1024
+#: How much a run may grow in all: a new worst case takes a few MiB from the heap once, in a step.
+#: Regions in /dev/shm grow in steps of 8 MiB.
+RSS_STEPS_KIB = 32 * 1024
+SHM_STEPS_KIB = 8 * 1024
+#: How fast it may creep. Steps do not count here; while a process settles it creeps by an amount,
+#: a leak by a rate, and a run may show whichever is more.
+RSS_SETTLING_KIB = 4 * 1024
+RSS_CREEP_KIB_PER_MIN = 1024
 #: The first part of a run, in which caches and pools find their size, is left out.
 SETTLING_SHARE = 1 / 3
 
@@ -129,14 +132,19 @@ def memory_checks(samples: list[Memory]) -> Iterable[Check]:
     if not minutes:
         yield Check("memory was watched", False, f"{len(settled)} samples; run for longer")
         return
-    for name, values, settling_kib, rate in (
-        ("RSS flat", [one.rss_kib for one in settled], RSS_SETTLING_KIB, RSS_RATE_KIB_PER_MIN),
-        ("/dev/shm flat", [one.shm_kib for one in settled], SHM_SETTLING_KIB, 0),
-    ):
-        slope = slope_per_minute(at_s, values)
-        bound = max(settling_kib / minutes, rate)
-        detail = f"{slope:+.0f} KiB/min, bound {bound:.0f}; {values[0]} -> {values[-1]} KiB"
-        yield Check(name, slope <= bound, detail)
+    rss, shm = [one.rss_kib for one in settled], [one.shm_kib for one in settled]
+    slopes = [slope_per_minute(at_s, values) for values in (rss, shm)]
+    yield _bounded("RSS flat", rss, slopes[0], RSS_STEPS_KIB / minutes)
+    creep_bound = max(RSS_CREEP_KIB_PER_MIN, RSS_SETTLING_KIB / minutes)
+    yield _bounded("RSS does not creep", rss, creep_per_minute(at_s, rss), creep_bound)
+    yield _bounded("/dev/shm flat", shm, slopes[1], SHM_STEPS_KIB / minutes)
+
+
+def _bounded(name: str, values_kib: list[int], per_minute: float, bound: float) -> Check:
+    detail = (
+        f"{per_minute:+.0f} KiB/min, bound {bound:.0f}; {values_kib[0]} -> {values_kib[-1]} KiB"
+    )
+    return Check(name, per_minute <= bound, detail)
 
 
 def _first(wrong: list[str], num_texts: int) -> str:

@@ -58,7 +58,7 @@ class ChaosSettings:
     seed: int = 1
     limits: Limits = field(
         default_factory=lambda: Limits(
-            max_streams=1024,
+            max_streams=256,
             # A minute of speech in one request may hold up the others for so long on a small
             # machine, and Triton counts that as their silence.
             triton_idle_s=15.0,
@@ -92,7 +92,12 @@ class _Run:
         quiet, capacity = quiet_pass(self._server, self._clips)
         before = wait_until_empty(self._server, Streams.read(self._server).free_blocks, 5.0)
         rehearsed = asyncio.run(
-            rehearse(self._server.grpc_url, self._clips, num_streams=self._settings.num_clients)
+            rehearse(
+                self._server.grpc_url,
+                self._clips,
+                num_streams=self._settings.num_clients,
+                num_slots=self._settings.limits.max_streams,
+            )
         )
         processes = set(running_in_group(self._server.pid))
         begin_s = time.monotonic()
