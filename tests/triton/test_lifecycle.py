@@ -1,0 +1,233 @@
+"""What clients leave undone: silence, vanishing, second STARTs, cancelled calls, crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from tests.triton.conftest import Pcm16
+from tests.triton.variants import LoadedModel, Variant, VariantServer
+from tests.triton.wire import (
+    AsyncWire,
+    audio,
+    run_async,
+    sequence,
+    status_of,
+    wait_until,
+)
+
+pytestmark = pytest.mark.triton
+
+MAX_STREAMS = 6
+TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
+#: After this, metrics are of now.
+PUBLISHED_S = 1.2
+#: Limit, housekeeping and publishing intervals, and patience.
+BACK_S = STREAM_IDLE_S + 10.0
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(variant_server: VariantServer) -> Iterator[LoadedModel]:
+    variant = Variant(
+        "brisk",
+        {"max_streams": str(MAX_STREAMS), "stream_idle_timeout_s": str(STREAM_IDLE_S)},
+        triton_idle_s=TRITON_IDLE_S,
+        max_candidates=4 * MAX_STREAMS,
+    )
+    with variant_server.loaded(variant) as model:
+        yield model
+
+
+@pytest.fixture(autouse=True)
+def _every_block_comes_back(model: LoadedModel) -> Iterator[None]:
+    yield
+    wait_until_empty(model)
+
+
+def wait_until_empty(model: LoadedModel) -> None:
+    def is_empty() -> bool:
+        now = model.metrics()
+        return now.get("oasr_active_streams") == 0 and now.get("oasr_used_blocks") == 0
+
+    time.sleep(PUBLISHED_S)
+    wait_until(is_empty, timeout_s=BACK_S, what="every stream and block is free again")
+
+
+def test_a_late_chunk_is_told_to_start_and_a_start_works_again(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    with model.wire() as wire:
+        wire.send(7, recordings[0], "S")
+        wait_until_empty(model)
+        with pytest.raises(InferenceServerException, match="must specify the START flag") as late:
+            wire.send(7, recordings[0])
+        assert status_of(late.value) == "INVALID_ARGUMENT"
+        assert wire.send(7, recordings[0], "SE") == expected[0]
+    assert model.metrics()["oasr_streams_reaped_total"] >= 1
+
+
+def test_a_client_that_vanishes_gives_its_stream_back(
+    model: LoadedModel, recordings: list[Pcm16]
+) -> None:
+    for stream_id in range(100, 100 + MAX_STREAMS):
+        with model.wire() as wire:
+            wire.send(stream_id, recordings[0][:16000], "S")
+
+
+def test_a_second_start_begins_a_new_stream(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    before = model.metrics().get("oasr_conflicts_total", 0)
+    with model.wire() as wire:
+        wire.send(8, recordings[1][:20000], "S")
+        wire.send(8, recordings[1][20000:])
+        first, last = np.array_split(recordings[0], 2)
+        wire.send(8, first, "S")
+        assert wire.send(8, last, "E") == expected[0]
+    wait_until(
+        lambda: model.metrics()["oasr_conflicts_total"] == before + 1,
+        timeout_s=5,
+        what="the conflict is counted",
+    )
+
+
+def test_utterances_pipelined_without_waiting_never_mix(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    async def act(wire: AsyncWire) -> list[Any]:
+        calls = []
+        for index in (0, 1):
+            calls.append(wire.send(9, recordings[index], "S"))
+            calls.append(wire.send(9, recordings[index][:0], "E"))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    outcomes = run_async(model.server, model.name, act)
+    for outcome in outcomes:
+        if isinstance(outcome, InferenceServerException):
+            assert status_of(outcome) == "INVALID_ARGUMENT"
+            assert "START" in str(outcome.message())
+    finals = [text for text in outcomes[1::2] if isinstance(text, str)]
+    assert finals
+    assert set(finals) <= set(expected[:2])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_reordered_requests_of_a_stream_are_an_error_or_its_text(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str], order: tuple[int, ...]
+) -> None:
+    pieces = list(zip(np.array_split(recordings[0], 3), ("S", "", "E"), strict=True))
+
+    async def act(wire: AsyncWire) -> list[Any]:
+        calls = [wire.send(10, *pieces[index]) for index in order]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    for outcome in run_async(model.server, model.name, act):
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, InferenceServerException)
+            assert status_of(outcome) == "INVALID_ARGUMENT"
+        else:
+            assert expected[0].startswith(outcome)
+
+
+def test_one_more_stream_is_refused_at_once_while_the_others_go_on(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    async def act(wire: AsyncWire) -> tuple[list[str], list[float]]:
+        ids = [f"in {i}" for i in range(MAX_STREAMS)]
+        await asyncio.gather(*(wire.send(name, recordings[0][:8000], "S") for name in ids))
+        refusals_s = []
+        for attempt in range(5):
+            begin_s = time.perf_counter()
+            with pytest.raises(InferenceServerException, match="max_streams") as refused:
+                await wire.send(f"out {attempt}", recordings[0][:8000], "S")
+            refusals_s.append(time.perf_counter() - begin_s)
+            assert status_of(refused.value) == "UNAVAILABLE"
+            assert str(MAX_STREAMS) in str(refused.value.message())
+        return await asyncio.gather(
+            *(wire.send(name, recordings[0][8000:], "E") for name in ids)
+        ), refusals_s
+
+    texts, refusals_s = run_async(model.server, model.name, act)
+    assert texts == [expected[0]] * MAX_STREAMS
+    assert min(refusals_s) < 0.1
+    assert model.metrics()["oasr_max_streams"] == MAX_STREAMS
+
+
+def test_a_stream_that_triton_forgot_makes_room_before_its_own_limit(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    statuses: list[str] = []
+    with model.wire() as wire:
+        for index in range(MAX_STREAMS):
+            wire.send(f"dead {index}", recordings[0][:8000], "S")
+        begin_s = time.monotonic()
+        text = ""
+        while not text:
+            try:
+                text = wire.send("heir", recordings[0], "SE")
+            except InferenceServerException as error:
+                statuses.append(status_of(error))
+                time.sleep(0.1)
+        waited_s = time.monotonic() - begin_s
+    assert text == expected[0]
+    assert set(statuses) == {"UNAVAILABLE"}
+    assert TRITON_IDLE_S - 0.3 < waited_s < STREAM_IDLE_S + 1.5
+
+
+def test_cancelled_calls_free_their_streams_and_hurt_nobody(
+    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    async def act(wire: AsyncWire) -> list[str]:
+        async def cancelled(number: int) -> None:
+            await wire.send(f"cancelled {number}", recordings[0][:8000], "S")
+            call = asyncio.ensure_future(wire.send(f"cancelled {number}", recordings[2]))
+            await asyncio.sleep(0.002 * number)
+            call.cancel()
+
+        good = [wire.stream(f"kept {i}", np.array_split(recordings[i], 4)) for i in range(3)]
+        outcome = await asyncio.gather(*good, *(cancelled(i) for i in range(3)))
+        return outcome[:3]
+
+    assert run_async(model.server, model.name, act) == expected[:3]
+
+
+# tritonclient's reader thread raises when its stream is cancelled.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_grpc_stream_that_is_closed_early_is_freed(
+    model: LoadedModel, recordings: list[Pcm16]
+) -> None:
+    client = tritonclient.grpc.InferenceServerClient(model.server.grpc_url)
+    client.start_stream(lambda _result, _error: None)
+    for index in range(10):
+        flags = "S" if index == 0 else ""
+        client.async_stream_infer(
+            model.name, audio(tritonclient.grpc, recordings[0]), **sequence("left", flags)
+        )
+    begin_s = time.monotonic()
+    client.stop_stream(cancel_requests=True)
+    assert time.monotonic() - begin_s < 1.0
+    client.close()
+
+
+def test_a_burst_of_utterances_is_served_without_an_error(
+    model: LoadedModel, recordings: list[Pcm16]
+) -> None:
+    """Many more utterances than streams, one after the other on as many tasks as there is room."""
+
+    async def act(wire: AsyncWire) -> int:
+        async def task(number: int) -> int:
+            for _ in range(8):
+                pieces = np.array_split(recordings[0][:12000], 3)
+                await wire.stream(f"burst {number}", [*pieces, recordings[0][:0]])
+            return 8
+
+        return sum(await asyncio.gather(*(task(number) for number in range(MAX_STREAMS))))
+
+    assert run_async(model.server, model.name, act) == 8 * MAX_STREAMS
