@@ -17,7 +17,7 @@ RSS_STEPS_KIB = 32 * 1024
 SHM_STEPS_KIB = 8 * 1024
 #: How fast it may creep. Steps do not count here; while a process settles it creeps by an amount,
 #: a leak by a rate, and a run may show whichever is more.
-RSS_SETTLING_KIB = 4 * 1024
+RSS_SETTLING_KIB = 12 * 1024
 RSS_CREEP_KIB_PER_MIN = 1024
 #: The first part of a run, in which caches and pools find their size, is left out.
 SETTLING_SHARE = 1 / 3
