@@ -18,8 +18,8 @@ import torch
 from benchmarks.random_checkpoint import write_random_checkpoint
 from oasr_backend.batching import StepBatch
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders.greedy import greedy_step
 from oasr_backend.engine import Engine
+from oasr_backend.kernels import best_tokens
 
 REPEATS = 30
 
@@ -42,9 +42,7 @@ class StepBench:
         generator = np.random.default_rng(0)
         rows = self.runner.staging[:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
-        self.batch = StepBatch(
-            self.generations, rows, (engine.config.chunk_size,) * width
-        )
+        self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
 
     def close(self) -> None:
         for generation in self.generations:
@@ -67,7 +65,7 @@ class StepBench:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
-            greedy_step(self.runner.forward(self.batch)).cpu()
+            best_tokens(self.runner.forward(self.batch)).cpu()
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -98,14 +96,19 @@ def replay_equals_eager(bench: StepBench) -> bool:
 
 
 def profile(bench: StepBench, rows: int = 30) -> str:
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    ) as profiler, torch.inference_mode():
+    with (
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+        ) as profiler,
+        torch.inference_mode(),
+    ):
         for _ in range(5):
             bench.runner._forward_eagerly(bench.batch)
         torch.cuda.synchronize()
     return str(
-        profiler.key_averages().table(sort_by="cuda_time_total", row_limit=rows, max_name_column_width=70)
+        profiler.key_averages().table(
+            sort_by="cuda_time_total", row_limit=rows, max_name_column_width=70
+        )
     )
 
 
@@ -122,10 +125,9 @@ def main() -> None:
         for _ in range(8):
             bench.advance()
         same = replay_equals_eager(bench)
-        print(
-            f"width {width}: device {bench.device_ms():.3f} ms, whole step {bench.whole_ms():.3f} ms,"
-            f" replay == eager {same}"
-        )
+        device_ms, whole_ms = bench.device_ms(), bench.whole_ms()
+        print(f"width {width}: device {device_ms:.3f} ms, whole step {whole_ms:.3f} ms")
+        print(f"  replay == eager {same}")
         if width in arguments.profile:
             print(profile(bench))
         bench.close()

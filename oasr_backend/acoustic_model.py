@@ -1,9 +1,8 @@
-"""Audio (or features) in, CTC log-probabilities out: everything of a checkpoint that runs."""
+"""Audio (or features) in, CTC logits out: everything of a checkpoint that runs."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oasr_backend.encoders import ConformerEncoder, EncoderCaches, EncoderSpec
@@ -13,7 +12,7 @@ from oasr_backend.features import GlobalCmvn, LogMelFilterbank
 class AcousticModel(nn.Module):
     """Filterbank -> CMVN -> encoder -> CTC head. Holds weights, never per-stream state.
 
-    Features and log-probabilities are float32 whatever the encoder's dtype.
+    Features are float32 whatever the encoder's dtype.
     """
 
     def __init__(
@@ -53,17 +52,17 @@ class AcousticModel(nn.Module):
         self.ctc.to(dtype)
 
     def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> Tensor:
-        """(B, S) samples in [-1, 1] to (B, T, V) log-probabilities."""
+        """(B, S) samples in [-1, 1] to (B, T, V) logits, in the weights' dtype."""
         return self.forward_features(self.filterbank(samples_BS), caches)
 
     def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
-        """(B, W, F) log-mel features to (B, T, V) log-probabilities."""
+        """(B, W, F) log-mel features to (B, T, V) logits, in the weights' dtype."""
         if self.cmvn is not None:
             features_BWF = self.cmvn(features_BWF)
         encoded_BTD, conv_LBKD = self.encoder.forward_chunk(
             features_BWF.to(self.ctc.weight.dtype), caches
         )
-        log_probs_BTV = F.log_softmax(self.ctc(encoded_BTD).float(), dim=-1)
+        logits_BTV: Tensor = self.ctc(encoded_BTD)
         # Last, so that a step that runs out of memory can be tried again in halves.
         caches.conv.scatter(conv_LBKD)
-        return log_probs_BTV
+        return logits_BTV

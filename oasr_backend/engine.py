@@ -194,8 +194,8 @@ class Engine:
         time.sleep(self.config.debug_slow_step_ms / 1000)
         try:
             batch = self._prepare(streams)
-            log_probs_BTV = self._runner.forward(batch)
-            self._commit(streams, batch, log_probs_BTV)
+            logits_BTV = self._runner.forward(batch)
+            self._commit(streams, batch, logits_BTV)
         except Exception as error:
             self._fail(streams, error)
         self.metrics.step_done(len(streams), time.perf_counter() - begin_s)
@@ -205,9 +205,9 @@ class Engine:
         return stack_windows(streams, self.geometry, into=self._runner.staging)
 
     def _commit(
-        self, streams: Sequence[Stream], batch: StepBatch, log_probs_BTV: torch.Tensor
+        self, streams: Sequence[Stream], batch: StepBatch, logits_BTV: torch.Tensor
     ) -> None:
-        self.caches.commit(batch.generations, batch.num_frames, log_probs_BTV)
+        self.caches.commit(batch.generations, batch.num_frames, logits_BTV)
         for stream, num_frames in zip(streams, batch.num_frames, strict=True):
             stream.num_encoder_frames += num_frames
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-#: The device step: (W, S) windows and (3, W) row data to (W, T, V) log-probabilities.
+#: The device step: (W, S) windows and (3, W) row data to (W, T, V) logits.
 DeviceStep = Callable[[Tensor, Tensor], Tensor]
 _WARMUP_STEPS = 2
 
@@ -36,7 +36,7 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
     windows: Tensor
     rows_3W: Tensor
-    log_probs_WTV: Tensor
+    logits_WTV: Tensor
 
 
 class GraphRunner:
@@ -81,7 +81,7 @@ class GraphRunner:
         captured.windows.copy_(windows, non_blocking=True)
         captured.rows_3W.copy_(rows_3W, non_blocking=True)
         captured.graph.replay()
-        return captured.log_probs_WTV
+        return captured.logits_WTV
 
     def _capture_one(self, windows: Tensor, rows_3W: Tensor, pool: Any) -> CapturedStep:
         side = torch.cuda.Stream(windows.device)  # type: ignore[no-untyped-call]
@@ -93,5 +93,5 @@ class GraphRunner:
         torch.cuda.current_stream(windows.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            log_probs_WTV = self._step(windows, rows_3W)
-        return CapturedStep(graph, windows, rows_3W, log_probs_WTV)
+            logits_WTV = self._step(windows, rows_3W)
+        return CapturedStep(graph, windows, rows_3W, logits_WTV)

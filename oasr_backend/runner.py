@@ -1,4 +1,4 @@
-"""Device work of one step: windows in, log-probabilities out."""
+"""Device work of one step: windows in, logits out."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
-        """(B, T, V) log-probabilities, valid until the next call.
+        """(B, T, V) logits, valid until the next call.
 
         Without graphs a batch that does not fit into memory is run in halves; raises whatever the
         device raises when one row alone does not fit.
@@ -103,8 +103,8 @@ class EncoderRunner:
         assert self._graphs is not None
         rows_3W = self._rows[:, :width]
         rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        log_probs_WTV = self._graphs.replay(self._staging[:width], rows_3W)
-        return log_probs_WTV[: batch.width]
+        logits_WTV = self._graphs.replay(self._staging[:width], rows_3W)
+        return logits_WTV[: batch.width]
 
     def _forward_eagerly(self, batch: StepBatch) -> Tensor:
         windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)

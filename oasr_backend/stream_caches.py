@@ -132,12 +132,12 @@ class StreamCaches:
         return EncoderCaches(kv=kv, conv=conv, first_key_position_B=first_key_position_W)
 
     def commit(
-        self, generations: Sequence[int], num_frames: Sequence[int], log_probs_BTV: Tensor
+        self, generations: Sequence[int], num_frames: Sequence[int], logits_BTV: Tensor
     ) -> None:
         """Makes the step count: lengths advance, old history goes, hypotheses grow."""
         self.attention.commit_chunks_paged_batched(generations, num_frames)
         states = self.ctc.get_states(generations)
-        self.ctc.decoder.decode_chunk_batch(log_probs_BTV, states, num_frames=num_frames)
+        self.ctc.decoder.decode_chunk_batch(logits_BTV, states, num_frames=num_frames)
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
         """The best hypothesis of each stream so far, without device work."""

@@ -11,16 +11,11 @@ import numpy.typing as npt
 import torch
 
 from oasr_backend.decoders.base import ChunkRows, IntArray
+from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.types import Hypothesis
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
-
-
-def greedy_step(log_probs_BTV: torch.Tensor) -> torch.Tensor:
-    """The device part: best ids and the bits of their fp32 log-probs, int32 (2, B, T)."""
-    best_BT, ids_BT = log_probs_BTV.float().max(dim=-1)
-    return torch.stack((ids_BT.to(torch.int32), best_BT.view(torch.int32)))
 
 
 class Runs(NamedTuple):
@@ -85,10 +80,10 @@ class GreedySearch:
             self._transcripts[row] = _Transcript()
 
     def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
-        self.extend(greedy_step(log_probs_NTV).cpu().numpy(), chunk)
+        self.extend(best_tokens(log_probs_NTV).cpu().numpy(), chunk)
 
     def extend(self, packed_2NT: npt.NDArray[np.int32], chunk: ChunkRows) -> None:
-        """The host part: take in what `greedy_step` gave for the chunk."""
+        """The host part: take in what `best_tokens` gave for the chunk."""
         valid_NT = np.arange(packed_2NT.shape[2]) < chunk.num_frames[:, None]
         ids_NT = packed_2NT[0].astype(np.int64)
         ids_NT[~valid_NT | (ids_NT == self._blank_id)] = -1

@@ -50,6 +50,15 @@ class ConformerConfig:
     norm_eps: float = 1e-5
 
 
+@dataclass(frozen=True)
+class LayerContext:
+    """What one layer is told beside its input; `next_norm` belongs to the block after it."""
+
+    first_position_B: Tensor
+    conv_BKD: Tensor
+    next_norm: nn.LayerNorm
+
+
 class ConformerLayer(nn.Module):
     """[half feed-forward] -> attention -> convolution -> [half] feed-forward -> norm."""
 
@@ -80,21 +89,31 @@ class ConformerLayer(nn.Module):
         self.feed_forward = feed_forward()
         self.norm = nn.LayerNorm(config.model_dim, eps=eps)
 
+    @property
+    def first_norm(self) -> nn.LayerNorm:
+        """The norm of the first block, which whatever precedes the layer applies."""
+        return self.attention.norm if self.macaron is None else self.macaron.norm
+
     def forward(
-        self, x_BTD: Tensor, kv: PagedKVCache, *, first_position_B: Tensor, conv_BKD: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the layer's output and the convolution's next state."""
-        if self.macaron is None:
-            normed_BTD = self.attention.norm(x_BTD)
-        else:
-            change_BTD = self.macaron(self.macaron.norm(x_BTD))
+        self,
+        x_BTD: Tensor,
+        normed_BTD: Tensor,
+        kv: PagedKVCache,
+        *,
+        context: LayerContext,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Takes the residual and its first norm; returns both for what follows, and the next
+        convolution state."""
+        if self.macaron is not None:
+            change_BTD = self.macaron(normed_BTD)
             x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.attention.norm)
-        change_BTD = self.attention(normed_BTD, kv, first_position_B)
+        change_BTD = self.attention(normed_BTD, kv, context.first_position_B)
         x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.convolution.norm)
-        change_BTD, tail_BKD = self.convolution(normed_BTD, conv_BKD)
+        change_BTD, tail_BKD = self.convolution(normed_BTD, context.conv_BKD)
         x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.feed_forward.norm)
-        _, out_BTD = add_layer_norm(x_BTD, self.feed_forward(normed_BTD), self.norm)
-        return out_BTD, tail_BKD
+        change_BTD = self.feed_forward(normed_BTD)
+        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, context.next_norm, self.norm)
+        return x_BTD, normed_BTD, tail_BKD
 
 
 class ConformerEncoder(nn.Module):
@@ -136,14 +155,17 @@ class ConformerEncoder(nn.Module):
         `layout.valid_BK`, so no real frame sees them.
         """
         x_BTD = self.subsampling(features_BWF)
+        layers = [cast(ConformerLayer, layer) for layer in self.layers]
+        following = [*(layer.first_norm for layer in layers[1:]), self.norm]
+        normed_BTD = layers[0].first_norm(x_BTD)
         conv_LBKD = caches.conv.gather()
         tails: list[Tensor] = []
-        for index, layer in enumerate(self.layers):
-            x_BTD, tail_BKD = layer(
-                x_BTD,
-                caches.kv[index],
-                first_position_B=caches.first_key_position_B,
-                conv_BKD=conv_LBKD[index],
+        for index, layer in enumerate(layers):
+            context = LayerContext(
+                caches.first_key_position_B, conv_LBKD[index], next_norm=following[index]
+            )
+            x_BTD, normed_BTD, tail_BKD = layer(
+                x_BTD, normed_BTD, caches.kv[index], context=context
             )
             tails.append(tail_BKD)
-        return self.norm(x_BTD), torch.stack(tails)
+        return normed_BTD, torch.stack(tails)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from oasr_backend.errors import ConfigError, StreamStateError
+from oasr_backend.kernels.launch import use_kernel
 
 _WINDOWS = ("povey", "hanning", "hamming", "rectangular")
 # About 8 windows: their frames stay in a core's cache, a large batch's would not.
@@ -135,6 +136,17 @@ class LogMelFilterbank(nn.Module):
         sample of a frame is its own predecessor.
         """
         config = self.config
+        if use_kernel(samples_BS):
+            from oasr_backend.kernels.frames_kernel import launch_cut_frames
+
+            return launch_cut_frames(
+                samples_BS,
+                self.window,
+                shift=config.frame_shift_samples,
+                fft_size=config.fft_size,
+                preemphasis=config.preemphasis,
+                remove_dc=config.remove_dc,
+            )
         length = config.frame_length_samples
         frames_BTN = samples_BS.unfold(1, length, config.frame_shift_samples)
         if config.remove_dc:

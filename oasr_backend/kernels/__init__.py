@@ -6,6 +6,7 @@ tested against the definition, on a GPU or in Triton's interpreter.
 
 from oasr_backend.kernels.attention import AttentionTables, paged_rel_attention
 from oasr_backend.kernels.convolution import ConvolutionWeights, gated_causal_convolution
+from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.kernels.norm import add_layer_norm
 from oasr_backend.kernels.subsampling import convolution_relu
 
@@ -13,6 +14,7 @@ __all__ = [
     "AttentionTables",
     "ConvolutionWeights",
     "add_layer_norm",
+    "best_tokens",
     "convolution_relu",
     "gated_causal_convolution",
     "paged_rel_attention",

@@ -13,13 +13,43 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oasr_backend.cache.paged_kv import PagedKVCache
 from oasr_backend.kernels.launch import use_kernel
+
+
+class KeyValueLayout(Protocol):
+    """What a kernel reads of `oasr_backend.cache.PagedLayout`."""
+
+    # Names carry their shapes.
+    @property
+    def write_index_N(self) -> Tensor: ...  # noqa: N802
+    @property
+    def read_index_BK(self) -> Tensor: ...  # noqa: N802
+    @property
+    def history_B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def visible_B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def valid_BK(self) -> Tensor: ...  # noqa: N802
+    @property
+    def num_frames(self) -> int: ...
+
+
+class KeyValuePages(Protocol):
+    """What attention asks of `oasr_backend.cache.PagedKVCache`."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+
+    @property
+    def layout(self) -> KeyValueLayout: ...
+    def write(self, k_BTHD: Tensor, v_BTHD: Tensor) -> None: ...
+    def gather(self) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +66,7 @@ class AttentionTables:
 
 
 def paged_rel_attention(
-    qkv_BTGC: Tensor, kv: PagedKVCache, tables: AttentionTables, first_position_B: Tensor
+    qkv_BTGC: Tensor, kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor
 ) -> Tensor:
     """Writes the chunk's K/V into its pages and returns (B, T, H * C).
 
@@ -51,7 +81,7 @@ def paged_rel_attention(
 
 
 def paged_rel_attention_definition(
-    qkv_BTGC: Tensor, kv: PagedKVCache, tables: AttentionTables, first_position_B: Tensor
+    qkv_BTGC: Tensor, kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor
 ) -> Tensor:
     heads = tables.num_heads
     kv_heads = (qkv_BTGC.shape[2] - heads) // 2
@@ -72,7 +102,7 @@ def paged_rel_attention_definition(
     return mixed_BHTC.transpose(1, 2).flatten(2)
 
 
-def _key_positions(kv: PagedKVCache, tables: AttentionTables, first_position_B: Tensor) -> Tensor:
+def _key_positions(kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor) -> Tensor:
     """(B * K) rows of the position tables. Columns past a row's last key are masked, not read."""
     step_K = torch.arange(kv.layout.num_frames, device=first_position_B.device)
     position_BK = first_position_B.unsqueeze(1) + step_K
@@ -80,7 +110,7 @@ def _key_positions(kv: PagedKVCache, tables: AttentionTables, first_position_B: 
 
 
 def _key_bias(
-    k_BKHC: Tensor, kv: PagedKVCache, tables: AttentionTables, position_N: Tensor
+    k_BKHC: Tensor, kv: KeyValuePages, tables: AttentionTables, position_N: Tensor
 ) -> Tensor:
     """(B, H, 1, K): the terms of the score that depend on the key alone; -inf where unseen."""
     content_BKH = (k_BKHC * tables.bias_u_HC).sum(-1)

@@ -8,13 +8,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oasr_backend.cache.paged_kv import PagedKVCache
-from oasr_backend.kernels.attention import AttentionTables
+from oasr_backend.kernels.attention import AttentionTables, KeyValuePages
 from oasr_backend.kernels.launch import next_power_of_two
 
 #: Keys of one tile and warps of one program: the queries are few, so small tiles keep many going.
-_KEYS = 32
-_WARPS = 4
+_KEYS = 16
+_WARPS = 1
 _LOG2_E = math.log2(math.e)
 
 
@@ -89,7 +88,7 @@ def _paged_rel_attention(
 
 
 def launch_paged_rel_attention(
-    qkv_BTGC: Tensor, kv: PagedKVCache, tables: AttentionTables, first_position_B: Tensor
+    qkv_BTGC: Tensor, kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor
 ) -> Tensor:
     layout = kv.layout
     batch, num_frames, _, head_dim = qkv_BTGC.shape

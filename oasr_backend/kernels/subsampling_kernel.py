@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from oasr_backend.kernels.launch import next_power_of_two
 
-_CHANNELS = 64
+_CHANNELS = 128
 
 
 @triton.jit

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
-
-#: Frames whose hidden layer stays in the cache of a processor between its two products.
-_SLICE_FRAMES = 4096
 
 
 class FeedForward(nn.Module):
@@ -30,12 +26,5 @@ class FeedForward(nn.Module):
 
     def forward(self, normed_BTD: Tensor) -> Tensor:
         """What the block adds to the residual."""
-        batch, num_frames, _ = normed_BTD.shape
-        slice_rows = max(1, _SLICE_FRAMES // num_frames)
-        if batch <= slice_rows:
-            return self._change(normed_BTD)
-        return torch.cat([self._change(part) for part in normed_BTD.split(slice_rows)])
-
-    def _change(self, normed_BTD: Tensor) -> Tensor:
         change_BTD: Tensor = self.contract(self.activation(self.expand(normed_BTD)))
         return change_BTD
