@@ -7,7 +7,6 @@ commit closes the streams of that step and touches no other.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
+from oasr_backend.fair_lock import FairLock
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics, Sample
 from oasr_backend.results import result_document
@@ -77,7 +77,7 @@ class Engine:
             self._runner.capture()
         self._tokenizer = checkpoint.tokenizer
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = FairLock()
         self._turns = TurnQueues()
         self._lost: DeviceLostError | None = None
 

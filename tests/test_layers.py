@@ -19,7 +19,7 @@ CLIENT = ROOT / "client"
 
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "fair_lock"),
     ("types", "config"),
     ("stream_options", "metrics", "tokenizer", "decoders", "features", "serve"),
     ("cache",),

@@ -1,0 +1,73 @@
+"""First come, first served, even against a thread that comes again at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from oasr_backend.fair_lock import FairLock
+from tests.engine_helpers import ask_one, chunk, golden_engine, noise
+
+
+def test_only_one_thread_is_inside() -> None:
+    lock, inside, most = FairLock(), [0], [0]
+
+    def work() -> None:
+        for _ in range(200):
+            with lock:
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0)
+                inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not any(thread.is_alive() for thread in threads)
+    assert most == [1]
+
+
+def test_waiters_enter_in_the_order_they_came() -> None:
+    lock, order = FairLock(), list[int]()
+
+    def enter(number: int) -> None:
+        with lock:
+            order.append(number)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(5)]
+    with lock:
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+    for thread in threads:
+        thread.join(timeout=10)
+    assert order == [0, 1, 2, 3, 4]
+
+
+def test_an_error_inside_lets_the_next_one_in() -> None:
+    lock = FairLock()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="inside"), lock:
+            raise ValueError("inside")
+
+
+def test_a_thread_that_steps_without_a_pause_keeps_no_request_out() -> None:
+    engine = golden_engine()
+    (long,) = engine.submit([chunk("long", noise(1, seconds=60), flags="SE")])
+
+    def step_on() -> None:
+        while not long.is_done:
+            engine.step()
+
+    thread = threading.Thread(target=step_on)
+    thread.start()
+    num_before_done = 0
+    while not long.is_done and num_before_done < 20:
+        assert ask_one(engine, "other", noise(2)[:5000], flags="SE").error is None
+        num_before_done += 1
+    thread.join(timeout=60)
+    assert num_before_done == 20, "sixty seconds are ninety-odd steps; each request waits for few"
