@@ -17,7 +17,7 @@ import tritonclient.http
 
 from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
-from tests.triton.wire import AsyncWire, run_async, wait_until
+from tests.triton.wire import AsyncWire, Samples, run_async, wait_until
 
 pytestmark = pytest.mark.triton
 
@@ -52,9 +52,11 @@ def test_the_first_requests_after_a_cold_start_and_a_warm_up_are_served(
     assert run_async(model.server, model.name, act) == expected[:8]
 
 
-def padded_chunks(pcm: Pcm16) -> list[tuple[np.ndarray, int]]:
+def padded_chunks(pcm: Pcm16) -> list[tuple[Samples, int]]:
     """Chunks of a whole length each, the last one zero-padded, and their valid samples."""
-    samples, chunks, start = pcm.astype(np.float32) / np.float32(32768), [], 0
+    samples = pcm.astype(np.float32) / np.float32(32768)
+    chunks: list[tuple[Samples, int]] = []
+    start = 0
     while start < len(samples):
         size = 16 * (CHUNK_MS if chunks else FIRST_CHUNK_MS)
         part = samples[start : start + size]
@@ -65,7 +67,7 @@ def padded_chunks(pcm: Pcm16) -> list[tuple[np.ndarray, int]]:
     return chunks
 
 
-def inputs_of(module: Any, chunk: np.ndarray, valid: int) -> list[Any]:
+def inputs_of(module: Any, chunk: Samples, valid: int) -> list[Any]:
     wav = module.InferInput("WAV", list(chunk.shape), "FP32")
     wav.set_data_from_numpy(chunk)
     lengths = module.InferInput("WAV_LENS", [1, 1], "INT32")

@@ -193,7 +193,7 @@ def test_cancelled_calls_free_their_streams_and_hurt_nobody(
 
         good = [wire.stream(f"kept {i}", np.array_split(recordings[i], 4)) for i in range(3)]
         outcome = await asyncio.gather(*good, *(cancelled(i) for i in range(3)))
-        return outcome[:3]
+        return [text for text in outcome if text is not None]
 
     assert run_async(model.server, model.name, act) == expected[:3]
 

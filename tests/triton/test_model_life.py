@@ -17,7 +17,16 @@ from oasr_backend.serve.shm import leftover_regions
 from tests.conftest import MODEL_REPOSITORY
 from tests.triton.conftest import Pcm16
 from tests.triton.variants import GOLDEN, LoadedModel, Variant, VariantServer
-from tests.triton.wire import AsyncWire, audio, run_async, sequence, status_of, text_of, wait_until
+from tests.triton.wire import (
+    AsyncWire,
+    Samples,
+    audio,
+    run_async,
+    sequence,
+    status_of,
+    text_of,
+    wait_until,
+)
 
 pytestmark = pytest.mark.triton
 
@@ -176,7 +185,7 @@ def _faulty(variant_server: VariantServer) -> Iterator[LoadedModel]:
         yield model
 
 
-def with_mark(pcm: Pcm16, mark: float) -> np.ndarray:
+def with_mark(pcm: Pcm16, mark: float) -> Samples:
     samples = pcm.astype(np.float32) / np.float32(32768)
     samples[0] = mark
     return samples
