@@ -119,13 +119,13 @@ def test_utterances_pipelined_without_waiting_never_mix(
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_reordered_requests_of_a_stream_are_an_error_or_its_text(
+def test_numbered_requests_out_of_order_are_errors_and_never_another_text(
     model: LoadedModel, recordings: list[Pcm16], expected: list[str], order: tuple[int, ...]
 ) -> None:
     pieces = list(zip(np.array_split(recordings[0], 3), ("S", "", "E"), strict=True))
 
     async def act(wire: AsyncWire) -> list[Any]:
-        calls = [wire.send(10, *pieces[index]) for index in order]
+        calls = [wire.send(10, *pieces[index], parameters={"chunk_seq": index}) for index in order]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     for outcome in run_async(model.server, model.name, act):
