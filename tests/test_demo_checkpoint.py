@@ -149,3 +149,11 @@ def test_resampled_audio_may_be_cut_anywhere(
             )
         ])  # fmt: skip
     assert result.text == whole
+
+
+def test_half_precision_hears_the_same(engine: Engine, clips: list[Clip]) -> None:
+    half = Engine.load(DEMO_DIR, ServingConfig(dtype="bfloat16"), device="cpu")
+    utterances = [read(clip) for clip in clips[:3]]
+    texts, base = transcribe(half, utterances), transcribe(engine, utterances)
+    assert all(texts)
+    assert jiwer.cer(base, texts) <= 0.05

@@ -107,3 +107,22 @@ def test_both_protocols_at_once_share_their_steps(
 
     texts = run_async(live_server.server, live_server.model_name, act)
     assert texts == [*expected[:3], *expected[:3]]
+
+
+def test_two_hundred_tasks_of_several_utterances_meet_no_error(
+    live_server: LiveServer, recordings: list[Pcm16]
+) -> None:
+    brief = recordings[0][:12000]
+
+    async def act(wire: AsyncWire) -> list[str]:
+        async def task(number: int) -> list[str]:
+            pieces = np.split(brief, [500 + 10 * number, 9000])
+            return [await wire.stream(1000 + number, pieces) for _ in range(2)]
+
+        done = await asyncio.gather(*(task(number) for number in range(200)))
+        return [text for texts in done for text in texts]
+
+    texts = run_async(live_server.server, live_server.model_name, act)
+    with Wire(live_server.server, live_server.model_name) as wire:
+        assert set(texts) == {wire.send(1, brief, "SE")}
+    assert len(texts) == 400

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -219,6 +222,32 @@ def test_a_fault_in_the_step_ends_its_streams_and_a_lost_device_everything(
         lambda: faulty.metrics().get("oasr_healthy") == 0, timeout_s=5, what="the gauge tells it"
     )
     assert faulty.metrics()['oasr_finished_total{reason="failed"}'] >= 2
+
+
+def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(
+    variant_server: VariantServer, recordings: list[Pcm16]
+) -> None:
+    variant = Variant("doomed", checkpoint_dir=GOLDEN)
+    with variant_server.loaded(variant) as model, model.wire() as wire:
+        wire.send(1, recordings[0], "S")
+        os.kill(stub_of(model), signal.SIGKILL)
+        for stream_id, flags in ((1, ""), (2, "S")):
+            begin_s = time.monotonic()
+            with pytest.raises(InferenceServerException):
+                wire.send(stream_id, recordings[0], flags)
+            assert time.monotonic() - begin_s < 10.0
+
+
+def stub_of(model: LoadedModel) -> int:
+    """Process id of the model's Python stub: the server's newest."""
+    stubs = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"stub" in command and int(parent) == model.server.pid:
+                stubs.append(int(process.name))
+    return max(stubs)
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
