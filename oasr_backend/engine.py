@@ -191,7 +191,8 @@ class Engine:
 
     def _step(self, streams: Sequence[Stream]) -> None:
         begin_s = time.perf_counter()
-        time.sleep(self.config.debug_slow_step_ms / 1000)
+        if self.config.debug_slow_step_ms:
+            time.sleep(self.config.debug_slow_step_ms / 1000)
         try:
             batch = self._prepare(streams)
             logits_BTV = self._runner.forward(batch)

@@ -25,7 +25,7 @@ def is_warmup(request: Any) -> bool:
     return request.correlation_id() in WARMUP_IDS
 
 
-def read_chunk(request: Any) -> AudioChunk | OasrError:
+def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk | OasrError:
     """What one request says, or the error that answers it; never raises for a bad request."""
     try:
         flags = request.flags()
@@ -36,7 +36,7 @@ def read_chunk(request: Any) -> AudioChunk | OasrError:
             is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
             parameters=_parameters(request),
             wants_result="RESULT" in request.requested_output_names(),
-            is_cancelled=request.is_cancelled,
+            is_cancelled=request.is_cancelled if asks_cancelled else _never,
         )
     except OasrError as error:
         return error
@@ -99,6 +99,10 @@ class MetricsPublisher:
             labels = {**self._labels, **sample.labels}
             self._metrics[key] = self._families[sample.name].Metric(labels=labels)
         return self._metrics[key]
+
+
+def _never() -> bool:
+    return False
 
 
 def _stream_id(request: Any) -> StreamId:

@@ -32,6 +32,9 @@ _HOUSEKEEPING_INTERVAL_S = 1.0
 #: Steps of one `execute`: the last chunk and the padding after END take two. Longer chunks are
 #: finished by the backlog, so that nobody waits for another's minute of audio.
 _STEPS_PER_EXECUTE = 2
+#: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
+#: not asked: whoever has gone away is then freed by the idle limit.
+_MOST_CANCEL_CHECKS = 16
 
 
 class TritonModel:
@@ -64,19 +67,25 @@ class TritonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One entry per request, in order; None where the backlog answers later."""
-        turns = self._engine.submit([read_chunk(r) for r in requests if not is_warmup(r)])
-        slots: list[tuple[Any, Turn]] = []
-        following = iter(turns)
-        for request in requests:
-            done = Turn(read_chunk(request), result=ChunkResult())
-            slots.append((request, done if is_warmup(request) else next(following)))
-        early = self._answer_refusals(slots)
+        live = [request for request in requests if not is_warmup(request)]
+        asks_cancelled = len(live) <= _MOST_CANCEL_CHECKS
+        turns = self._engine.submit(
+            [read_chunk(request, asks_cancelled=asks_cancelled) for request in live]
+        )
+        early = self._answer_refusals(live, turns)
         for _ in range(_STEPS_PER_EXECUTE):
             if all(turn.is_done for turn in turns):
                 break
             self._engine.step()
+        answers = iter(
+            [
+                None if index in early else self._respond(request, turn)
+                for index, (request, turn) in enumerate(zip(live, turns, strict=True))
+            ]
+        )
         return [
-            None if index in early else self._respond(*slot) for index, slot in enumerate(slots)
+            write_response(ChunkResult()) if is_warmup(request) else next(answers)
+            for request in requests
         ]
 
     def is_ready(self) -> bool:
@@ -88,13 +97,13 @@ class TritonModel:
         self._backlog.stop()
         self._publisher.publish()
 
-    def _answer_refusals(self, slots: Sequence[tuple[Any, Turn]]) -> set[int]:
+    def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""
-        if all(turn.is_done for _, turn in slots):
+        if all(turn.is_done for turn in turns):
             return set()
-        early = {index for index, (_, turn) in enumerate(slots) if _is_refused(turn)}
+        early = {index for index, turn in enumerate(turns) if _is_refused(turn)}
         for index in early:
-            answer_now(slots[index][0].get_response_sender(), slots[index][1].result)
+            answer_now(requests[index].get_response_sender(), turns[index].result)
         return early
 
     def _respond(self, request: Any, turn: Turn) -> Any:
