@@ -33,6 +33,7 @@ class Admission:
         self._streams = streams
         self._config = config
         self._metrics = metrics
+        self._defaults = StreamOptions.from_config(config)
 
     def admit(self, chunk: AudioChunk, *, now_s: float) -> Stream:
         """The chunk's stream, with the samples buffered.
@@ -73,7 +74,8 @@ class Admission:
         return len(idle)
 
     def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
-        options = StreamOptions.from_parameters(chunk.parameters)
+        options = StreamOptions.from_parameters(chunk.parameters, self._defaults)
+        self._check_language(options)
         number = chunk_seq(chunk.parameters)
         if chunk.stream_id in self._streams:
             self._metrics.conflicts += 1
@@ -88,6 +90,14 @@ class Admission:
             "event=stream_open stream=%r generation=%d", stream.stream_id, stream.generation
         )
         return stream
+
+    def _check_language(self, options: StreamOptions) -> None:
+        if options.language not in ("", self._config.language):
+            known = repr(self._config.language) if self._config.language else "not named"
+            raise InvalidRequestError(
+                f"language={options.language!r}: this model has one language ({known}); leave "
+                "language out"
+            )
 
     def _find(self, chunk: AudioChunk, now_s: float) -> Stream:
         stream = self._streams.get(chunk.stream_id, now_s=now_s)

@@ -50,8 +50,22 @@ class ServingConfig:
     position_limit_frames: int = 5000
     # Silence after END, so that the last real frames pass through full windows.
     tail_padding: bool = True
+    # Defaults for what a stream may ask for at START (stream_options.py says what each one means).
+    sample_rate: int = 16000
+    encoding: str = "pcm"
     decoder: str = "greedy"
     beam_size: int = 10
+    nbest: int = 1
+    word_times: bool = False
+    partials: str = "every"
+    hotwords: str = ""
+    hotword_boost: float = 1.5
+    endpoint: bool = False
+    endpoint_silence_s: float = 0.8
+    endpoint_silence_start_s: float = 5.0
+    endpoint_max_s: float = 30.0
+    # What the model speaks; a stream that asks for another language is refused.
+    language: str = ""
     # Frames whose blank probability exceeds this are skipped; 1: none.
     blank_threshold: float = 1.0
     # Seconds without a request after which a stream is freed; must exceed Triton's own limit.

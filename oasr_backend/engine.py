@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -23,12 +23,12 @@ from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics, Sample
-from oasr_backend.results import result_document
+from oasr_backend.results import ResultBuilder
 from oasr_backend.runner import EncoderRunner, is_device_lost
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
 from oasr_backend.streams import Stream, StreamRegistry
 from oasr_backend.turns import Request, Turn, TurnQueues
-from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
+from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ class Engine:
         )
         if config.cuda_graphs:
             self._runner.capture()
-        self._tokenizer = checkpoint.tokenizer
+        self._results = ResultBuilder(
+            checkpoint.tokenizer, self.caches.ctc, frame_s=self.geometry.encoder_frame_s
+        )
         self._clock = clock
         self._lock = FairLock()
         self._turns = TurnQueues()
@@ -199,7 +201,10 @@ class Engine:
             self._commit(streams, batch, logits_BTV)
         except Exception as error:
             self._fail(streams, error)
-        self.metrics.step_done(len(streams), time.perf_counter() - begin_s)
+        elapsed_s = time.perf_counter() - begin_s
+        for stream in streams:
+            stream.step_ms = elapsed_s * 1e3
+        self.metrics.step_done(len(streams), elapsed_s)
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         self.caches.prepare([stream.generation for stream in streams])
@@ -244,26 +249,23 @@ class Engine:
                     self._admit(following)
 
     def _answer(self, turns: Sequence[Turn]) -> None:
-        heard = [turn.stream for turn in turns if turn.stream and not turn.stream.failure]
-        generations = [stream.generation for stream in heard]
-        found = dict(zip(generations, self.caches.hypotheses(generations), strict=True))
+        heard: list[tuple[Turn, Stream, AudioChunk]] = []
         for turn in turns:
-            self._answer_one(turn, found)
-
-    def _answer_one(self, turn: Turn, found: Mapping[int, Hypothesis]) -> None:
-        stream, request = turn.stream, turn.request
-        assert stream is not None
-        assert isinstance(request, AudioChunk)
-        if stream.failure is not None:
-            self._refuse(turn, stream.failure)
-            return
-        if request.is_last:
-            stream.finish_reason = stream.finish_reason or "end"
-        if stream.finish_reason:
-            self._admission.finish(stream, forget=request.is_last)
-        text = self._tokenizer.decode(found[stream.generation].tokens)
-        document = result_document(text, stream) if request.wants_result else None
-        turn.result = ChunkResult(text=text, document=document)
+            stream, request = turn.stream, turn.request
+            assert stream is not None
+            assert isinstance(request, AudioChunk)
+            if stream.failure is not None:
+                self._refuse(turn, stream.failure)
+                continue
+            if request.is_last:
+                stream.finish_reason = stream.finish_reason or "end"
+            heard.append((turn, stream, request))
+        texts = self._results.texts([stream for _, stream, _ in heard])
+        for (turn, stream, request), text in zip(heard, texts, strict=True):
+            document = self._results.document(text, stream) if request.wants_result else None
+            turn.result = ChunkResult(text=text, document=document)
+            if stream.finish_reason:
+                self._admission.finish(stream, forget=request.is_last)
 
 
 def _needs_step(turn: Turn) -> bool:

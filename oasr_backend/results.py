@@ -1,22 +1,157 @@
-"""The RESULT document: what a request that asks for it is told beyond the text."""
+"""What a request is told: the text, and the RESULT document where one was asked for.
+
+docs/result.md describes the document for its readers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from oasr_backend.alignment import Timing, confidence, token_entries, word_entries
+from oasr_backend.decoding import StreamDecoders
+from oasr_backend.endpointing import EndpointRules, Segment, Segmenter
 from oasr_backend.streams import Stream
+from oasr_backend.tokenizer import Tokenizer
+from oasr_backend.types import Hypothesis
 
 #: Grows by one with every change that a reader could notice.
 RESULT_VERSION = 1
 
 
-def result_document(text: str, stream: Stream) -> dict[str, Any]:
-    """JSON-ready. `audio_s` counts the seconds received, not the silence that pads the end."""
-    return {
-        "version": RESULT_VERSION,
-        "text": text,
-        "is_final": stream.finish_reason is not None,
-        "finish_reason": stream.finish_reason,
-        "audio_s": round(stream.audio_s, 3),
-        "num_frames": stream.num_encoder_frames,
-    }
+class ResultBuilder:
+    """Reads the decoders; a text costs the tokens that can still change, not the whole stream."""
+
+    def __init__(self, tokenizer: Tokenizer, decoders: StreamDecoders, *, frame_s: float) -> None:
+        """`frame_s` is the length of an encoder frame."""
+        self._tokenizer = tokenizer
+        self._decoders = decoders
+        self._frame_s = frame_s
+
+    def texts(self, streams: Sequence[Stream]) -> list[str]:
+        """The text of each stream so far, as far as its `partials` shows it."""
+        shown = [stream for stream in streams if not _is_hidden(stream)]
+        found = self._decoders.best(
+            [stream.generation for stream in shown],
+            skips=[stream.settled.num_tokens for stream in shown],
+        )
+        texts = {
+            stream.generation: self._text(stream, rest)
+            for stream, rest in zip(shown, found, strict=True)
+        }
+        return [texts.get(stream.generation, "") for stream in streams]
+
+    def document(self, text: str, stream: Stream) -> dict[str, Any]:
+        """JSON-ready; only what the stream's options ask for is computed."""
+        document: dict[str, Any] = {
+            "version": RESULT_VERSION,
+            "text": text,
+            "is_final": stream.finish_reason is not None,
+            "finish_reason": stream.finish_reason,
+            "audio_s": round(stream.audio_s, 3),
+            "num_frames": stream.num_encoder_frames,
+            "step_ms": round(stream.step_ms, 3),
+        }
+        options, is_shown = stream.options, not _is_hidden(stream)
+        if options.word_times and is_shown:
+            document |= self._alignment(stream)
+        if options.nbest > 1 and is_shown:
+            document["nbest"] = self._nbest(stream)
+        if options.endpoint:
+            document["segments"] = self._segments(stream)
+        return document
+
+    def _text(self, stream: Stream, rest: Hypothesis) -> str:
+        """`rest` follows the stream's settled tokens; what is stable now moves over to them."""
+        settled, tokens = stream.settled, rest.tokens
+        num_stable = self._decoders.num_stable(stream.generation) - settled.num_tokens
+        count = self._tokenizer.num_settled(tokens[:num_stable])
+        settled.add(self._tokenizer.joined(tokens[:count]), num_tokens=count)
+        shown = num_stable if _is_cut(stream) else len(tokens)
+        return (settled.text + self._tokenizer.joined(tokens[count:shown])).strip()
+
+    def _alignment(self, stream: Stream) -> dict[str, Any]:
+        (hypothesis,) = self._decoders.best([stream.generation])
+        if _is_cut(stream):
+            hypothesis = _first_tokens(hypothesis, self._decoders.num_stable(stream.generation))
+        timing = self._timing(stream)
+        return {
+            "tokens": token_entries(hypothesis, self._tokenizer, timing),
+            "words": word_entries(hypothesis, self._tokenizer, timing),
+        }
+
+    def _nbest(self, stream: Stream) -> list[dict[str, Any]]:
+        return [
+            {
+                "text": self._tokenizer.decode(hypothesis.tokens),
+                "score": hypothesis.score,
+                "tokens": list(hypothesis.tokens),
+            }
+            for hypothesis in self._decoders.nbest(stream.generation, stream.options.nbest)
+        ]
+
+    def _segments(self, stream: Stream) -> list[dict[str, Any]]:
+        """Closed segments as they were told before; at the end all of them from the final tokens.
+
+        So the last document's segments spell its text, whatever a beam changed meanwhile.
+        """
+        is_final = stream.finish_reason is not None
+        if stream.segments is None or is_final:
+            rules = EndpointRules.from_options(stream.options, frame_s=self._frame_s)
+            stream.segments = Segmenter(rules, self._tokenizer.starts_word)
+            stream.closed_segments = []
+        segmenter, skip = stream.segments, stream.segments.num_closed_tokens
+        (rest,) = self._decoders.best([stream.generation], skips=[skip])
+        for segment in segmenter.update(rest, self._heard_frames(stream)):
+            stream.closed_segments.append(self._segment(stream, rest, segment, skip=skip))
+        still_open = self._open_segment(stream, rest, skip=skip)
+        return [*stream.closed_segments, *still_open]
+
+    def _open_segment(self, stream: Stream, rest: Hypothesis, *, skip: int) -> list[dict[str, Any]]:
+        assert stream.segments is not None
+        first, stop = stream.segments.num_closed_tokens, skip + len(rest.tokens)
+        if first == stop or _is_hidden(stream):
+            return []
+        return [self._segment(stream, rest, Segment(first, stop, ""), skip=skip)]
+
+    def _segment(
+        self, stream: Stream, rest: Hypothesis, segment: Segment, *, skip: int
+    ) -> dict[str, Any]:
+        own = slice(segment.first - skip, segment.stop - skip)
+        frames, timing = rest.times[own], self._timing(stream)
+        if frames:
+            start_s, end_s = timing.start_s(frames[0]), timing.end_s(frames[-1], None)
+        else:
+            start_s, end_s = map(timing.start_s, segment.silent_frames)
+        return {
+            "text": self._tokenizer.decode(rest.tokens[own]),
+            "start_s": round(start_s, 3),
+            "end_s": round(end_s, 3),
+            "confidence": round(confidence(rest.token_log_probs[own]), 4),
+            "is_final": bool(segment.reason) or stream.finish_reason is not None,
+            "reason": segment.reason or stream.finish_reason,
+        }
+
+    def _heard_frames(self, stream: Stream) -> int:
+        """Without the silence that pads the end: it is nobody's pause."""
+        return min(stream.num_encoder_frames, round(stream.audio_s / self._frame_s))
+
+    def _timing(self, stream: Stream) -> Timing:
+        return Timing(frame_s=self._frame_s, audio_s=stream.audio_s)
+
+
+def _is_hidden(stream: Stream) -> bool:
+    return stream.options.partials == "off" and stream.finish_reason is None
+
+
+def _is_cut(stream: Stream) -> bool:
+    return stream.options.partials == "stable" and stream.finish_reason is None
+
+
+def _first_tokens(hypothesis: Hypothesis, count: int) -> Hypothesis:
+    return Hypothesis(
+        hypothesis.tokens[:count],
+        hypothesis.score,
+        hypothesis.times[:count],
+        hypothesis.token_log_probs[:count],
+    )

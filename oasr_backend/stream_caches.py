@@ -16,7 +16,6 @@ from oasr_backend.cache import (
     BlockPool,
     CacheConfig,
     CnnCacheManager,
-    CtcStateCacheManager,
     StreamContext,
     StreamHandle,
     StreamSlotPool,
@@ -24,7 +23,9 @@ from oasr_backend.cache import (
 from oasr_backend.cache.sizing import sized
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
+from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Hypothesis
 
 
@@ -78,17 +79,18 @@ class StreamCaches:
         self.slots = StreamSlotPool(config.max_batch_size)
         self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
         self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
-        self.ctc = CtcStateCacheManager(decoder, device=config.device)
-        self._vocab_size = vocab_size
+        self.ctc = StreamDecoders(decoder, device=config.device, vocab_size=vocab_size)
 
-    def open(self, generation: int) -> StreamContext[StreamHandle]:
-        """Allocates every per-stream state, or none of it."""
+    def open(
+        self, generation: int, options: StreamOptions | None = None
+    ) -> StreamContext[StreamHandle]:
+        """Allocates every per-stream state, or none of it; `options` choose the decoder."""
         with ExitStack() as undo:
             self.attention.allocate_stream(generation)
             undo.callback(self.attention.free_stream, generation)
             self.conv.allocate_stream(generation)
             undo.callback(self.conv.free_stream, generation)
-            self.ctc.allocate_stream(generation, batch=1, vocab_size=self._vocab_size)
+            self.ctc.allocate_stream(generation, options)
             undo.pop_all()
         return StreamContext(generation, self.attention, self.conv, self.ctc)
 
@@ -136,12 +138,11 @@ class StreamCaches:
     ) -> None:
         """Makes the step count: lengths advance, old history goes, hypotheses grow."""
         self.attention.commit_chunks_paged_batched(generations, num_frames)
-        states = self.ctc.get_states(generations)
-        self.ctc.decoder.decode_chunk_batch(logits_BTV, states, num_frames=num_frames)
+        self.ctc.decode(generations, num_frames, logits_BTV)
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
         """The best hypothesis of each stream so far, without device work."""
-        return self.ctc.decoder.best_batch(self.ctc.get_states(generations))
+        return self.ctc.best(generations)
 
     def check_integrity(self) -> None:
         self.pool.check_integrity()

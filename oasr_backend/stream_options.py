@@ -1,21 +1,28 @@
 """Request parameters: per-stream options at START, and the chunk number that any request may carry.
 
-Everything is checked before anything is allocated.
+Everything is checked before anything is allocated. The server's defaults are ServingConfig's fields
+of the same names.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from oasr_backend.errors import InvalidRequestError
+from oasr_backend.config import ServingConfig
+from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.types import ParameterValue
 
 MIN_SAMPLE_RATE = 8000
 MAX_SAMPLE_RATE = 48000
+MAX_BEAM_SIZE = 64
+MAX_PHRASES = 1000
 ENCODINGS = ("pcm", "mulaw", "alaw")
+DECODERS = ("greedy", "prefix_beam")
+PARTIALS = ("off", "stable", "every")
 #: Numbers the requests of a stream, so that a lost or repeated one is noticed.
 CHUNK_SEQ = "chunk_seq"
 
@@ -30,9 +37,44 @@ class StreamOptions:
     encoding: str = "pcm"
     # Mono only: interleaved channels cannot be told from mono samples.
     channels: int = 1
+    # Must be the model's own; empty: whatever it is.
+    language: str = ""
+    decoder: str = "greedy"
+    # Prefixes that the prefix beam keeps.
+    beam_size: int = 10
+    # Hypotheses in RESULT.
+    nbest: int = 1
+    # Tokens and words with times and confidence in RESULT.
+    word_times: bool = False
+    # What answers before the last one hold: nothing, tokens that cannot change, the best so far.
+    partials: str = "every"
+    # Phrases to favour, separated by line feeds or "|"; prefix beam only.
+    hotwords: str = ""
+    # Log-prob that each unit of a favoured phrase gains.
+    hotword_boost: float = 1.5
+    # Whether RESULT splits the stream into segments.
+    endpoint: bool = False
+    # Silence after speech that ends a segment.
+    endpoint_silence_s: float = 0.8
+    # Silence before any speech that ends an empty segment; 0: never.
+    endpoint_silence_start_s: float = 5.0
+    # Length after which a segment ends at the next word; 0: never.
+    endpoint_max_s: float = 30.0
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, ParameterValue]) -> StreamOptions:
+    def from_config(cls, config: ServingConfig) -> StreamOptions:
+        """The server's defaults. Raises ConfigError where they do not go together."""
+        names = {field.name for field in fields(config)} - {"language"}
+        values = {f.name: getattr(config, f.name) for f in fields(cls) if f.name in names}
+        try:
+            return cls(**values)
+        except InvalidRequestError as error:
+            raise ConfigError(f"the defaults of the server's streams: {error}") from error
+
+    @classmethod
+    def from_parameters(
+        cls, parameters: Mapping[str, ParameterValue], defaults: StreamOptions | None = None
+    ) -> StreamOptions:
         """Raises InvalidRequestError naming an unknown or ill-typed parameter."""
         kinds = {field.name: str(field.type) for field in fields(cls)}
         values: dict[str, Any] = {}
@@ -41,29 +83,96 @@ class StreamOptions:
                 continue
             if name not in kinds:
                 raise InvalidRequestError(_unknown(name, value, kinds))
-            if type(value).__name__ != kinds[name]:
-                raise InvalidRequestError(
-                    f"request parameter {name}={value!r} is of type {type(value).__name__}; "
-                    f"send it as {kinds[name]}"
-                )
-            values[name] = value
-        return cls(**values)
+            values[name] = _typed(name, value, kinds[name])
+        if values.get("decoder") == "greedy":
+            # Defaults that only the server's own choice of decoder can honour.
+            values = {"nbest": 1, "hotwords": "", **values}
+        return replace(defaults or cls(), **values)
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        """The hotwords one by one."""
+        parts = self.hotwords.replace("|", "\n").split("\n")
+        return tuple(dict.fromkeys(" ".join(part.split()) for part in parts if part.strip()))
 
     def __post_init__(self) -> None:
-        if not MIN_SAMPLE_RATE <= self.sample_rate <= MAX_SAMPLE_RATE:
-            raise InvalidRequestError(
-                f"sample_rate={self.sample_rate} Hz is outside {MIN_SAMPLE_RATE} .. "
-                f"{MAX_SAMPLE_RATE}; resample the audio or give its true rate"
-            )
-        if self.encoding not in ENCODINGS:
-            raise InvalidRequestError(
-                f"encoding={self.encoding!r} is unknown; send one of {', '.join(ENCODINGS)}"
-            )
-        if self.channels != 1:
-            raise InvalidRequestError(
-                f"channels={self.channels}: one stream is one mono signal; mix the channels down, "
-                "or open one stream for each"
-            )
+        _check_audio(self)
+        _check_search(self)
+        _check_endpoint(self)
+
+
+def _check_audio(options: StreamOptions) -> None:
+    if not MIN_SAMPLE_RATE <= options.sample_rate <= MAX_SAMPLE_RATE:
+        raise InvalidRequestError(
+            f"sample_rate={options.sample_rate} Hz is outside {MIN_SAMPLE_RATE} .. "
+            f"{MAX_SAMPLE_RATE}; resample the audio or give its true rate"
+        )
+    _check_choice("encoding", options.encoding, ENCODINGS)
+    if options.channels != 1:
+        raise InvalidRequestError(
+            f"channels={options.channels}: one stream is one mono signal; mix the channels down, "
+            "or open one stream for each"
+        )
+
+
+def _check_search(options: StreamOptions) -> None:
+    _check_choice("decoder", options.decoder, DECODERS)
+    _check_choice("partials", options.partials, PARTIALS)
+    _check_range("beam_size", options.beam_size, 1, MAX_BEAM_SIZE)
+    most = options.beam_size if options.decoder == "prefix_beam" else 1
+    if not 1 <= options.nbest <= most:
+        raise InvalidRequestError(
+            f"nbest={options.nbest} is outside 1 .. {most}: greedy keeps one hypothesis, "
+            "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
+        )
+    _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
+    if not options.hotwords:
+        return
+    if options.decoder != "prefix_beam":
+        raise InvalidRequestError(
+            f"hotwords={options.hotwords!r} need a search that weighs alternatives; send "
+            "decoder=prefix_beam too, or leave hotwords out"
+        )
+    if len(options.phrases) > MAX_PHRASES:
+        raise InvalidRequestError(
+            f"hotwords holds {len(options.phrases)} phrases, more than {MAX_PHRASES}; send those "
+            "that this stream is likely to hear"
+        )
+
+
+def _check_endpoint(options: StreamOptions) -> None:
+    _check_range("endpoint_silence_s", options.endpoint_silence_s, 0.1, 60.0)
+    _check_range("endpoint_silence_start_s", options.endpoint_silence_start_s, 0.0, 3600.0)
+    _check_range("endpoint_max_s", options.endpoint_max_s, 0.0, 3600.0)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InvalidRequestError(f"{name}={value!r} is unknown; send one of {', '.join(choices)}")
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    # Not a number fails too.
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{name}={value:g} is outside {least:g} .. {most:g}; send a value in that range"
+        )
+
+
+def _typed(name: str, value: ParameterValue, kind: str) -> ParameterValue:
+    """Not every client can send a fraction: where one is due, integers and strings do too."""
+    if type(value).__name__ == kind:
+        return value
+    if kind == "float" and type(value) in (int, str):
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    raise InvalidRequestError(
+        f"request parameter {name}={value!r} is of type {type(value).__name__}; send it as {kind}"
+    )
 
 
 def chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from oasr_backend.cache import StreamContext, StreamHandle
+from oasr_backend.endpointing import Segmenter
 from oasr_backend.errors import (
     InvalidRequestError,
     OasrError,
@@ -15,6 +17,18 @@ from oasr_backend.errors import (
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Samples, StreamId
+
+
+@dataclass
+class SettledText:
+    """The part of a transcript that cannot change, so that it is put into words only once."""
+
+    text: str = ""
+    num_tokens: int = 0
+
+    def add(self, text: str, *, num_tokens: int) -> None:
+        self.text += text
+        self.num_tokens += num_tokens
 
 
 @dataclass
@@ -37,6 +51,12 @@ class Stream:
     num_input_samples: int = 0
     finish_reason: str | None = None
     failure: OasrError | None = None
+    # Length of the last step that it took part in.
+    step_ms: float = 0.0
+    settled: SettledText = field(default_factory=SettledText)
+    # Made when a document first asks for segments; the closed ones stay as they were told.
+    segments: Segmenter | None = None
+    closed_segments: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def audio_s(self) -> float:
@@ -74,7 +94,7 @@ class StreamRegistry:
         *,
         max_streams: int,
         idle_timeout_s: float,
-        open_context: Callable[[int], StreamContext[StreamHandle]],
+        open_context: Callable[[int, StreamOptions], StreamContext[StreamHandle]],
         new_buffer: Callable[[], AudioBuffer],
     ) -> None:
         self.max_streams = max_streams
@@ -112,7 +132,7 @@ class StreamRegistry:
             stream_id=stream_id,
             generation=generation,
             options=options,
-            context=self._open_context(generation),
+            context=self._open_context(generation, options),
             audio=self._new_buffer(),
             resampler=StreamingResampler(options.sample_rate),
             last_request_s=now_s,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from oasr_backend.errors import CheckpointError, StreamStateError
+from oasr_backend.piece_model import PieceModel
 
 WORD_START = "\u2581"
 
@@ -47,8 +48,17 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the whole sequence, not of an increment."""
 
+    def joined(self, ids: Sequence[int]) -> str:
+        """`decode` before its outer spaces are taken off, so that settled parts can be added up."""
+
+    def num_settled(self, ids: Sequence[int]) -> int:
+        """How many first ids have a text of their own, whatever comes after `ids`."""
+
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """One symbol per id, with its marks."""
+
+    def starts_word(self, token_id: int) -> bool:
+        """Whether the unit can only be the first of a word, or words have no marks."""
 
     def words(self, ids: Sequence[int]) -> list[Word]:
         """The words of `decode(ids)` in order, for time stamps."""
@@ -88,7 +98,7 @@ class UnitTokenizer:
         }
         self._longest = max(map(len, self._ids), default=0)
         self._has_word_starts = any(WORD_START in surface for surface in self._ids)
-        self._pieces = _PieceModel(bpe_model_path) if bpe_model_path is not None else None
+        self._pieces = PieceModel(bpe_model_path) if bpe_model_path is not None else None
 
     @property
     def vocab_size(self) -> int:
@@ -103,13 +113,27 @@ class UnitTokenizer:
         return [self._symbols[token_id] for token_id in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
+        return self.joined(ids).strip()
+
+    def joined(self, ids: Sequence[int]) -> str:
         if self._byte_ids:
             joined = "".join(span.text for span in self._spans(ids))
         else:
-            # Called at each step of each stream with a text that only grows.
             self._check(ids)
             joined = "".join([self._surfaces[token_id] for token_id in ids])
-        return joined.replace(WORD_START, " ").strip()
+        return joined.replace(WORD_START, " ")
+
+    def num_settled(self, ids: Sequence[int]) -> int:
+        """Bytes at the end may be the first of a character that is not complete."""
+        settled = len(ids)
+        while settled and self._bytes[ids[settled - 1]] is not None:
+            settled -= 1
+        return settled
+
+    def starts_word(self, token_id: int) -> bool:
+        surface = self._surfaces[token_id]
+        is_marked = surface.startswith(WORD_START) or _UNSPACED.match(surface) is not None
+        return is_marked or not self._has_word_starts
 
     def words(self, ids: Sequence[int]) -> list[Word]:
         """Splits at spaces and around each unit of a script that is written without them."""
@@ -215,27 +239,6 @@ class UnitTokenizer:
                     f"token id {token_id} is outside 0..{len(self._symbols) - 1}; "
                     "use the units.txt of this model"
                 )
-
-
-class _PieceModel:
-    """A SentencePiece model, for segmentation only: its ids aren't those of units.txt."""
-
-    def __init__(self, path: str | Path) -> None:
-        # Only checkpoints with a bpe.model need the library.
-        from sentencepiece import SentencePieceProcessor
-
-        if not Path(path).is_file():
-            raise CheckpointError(f"SentencePiece model {path} is not a file; copy it or drop it")
-        try:
-            self._processor = SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError) as error:
-            raise CheckpointError(
-                f"SentencePiece model {path} cannot be loaded ({error}); copy it again"
-            ) from error
-
-    def split(self, text: str) -> list[str]:
-        pieces: list[str] = self._processor.encode(text, out_type=str)
-        return pieces
 
 
 def load_tokenizer(

@@ -89,7 +89,7 @@ def test_a_released_stream_keeps_its_id_and_nothing_else() -> None:
 
 
 def test_a_stream_whose_caches_find_no_room_is_not_registered() -> None:
-    def no_room(_generation: int) -> object:
+    def no_room(_generation: int, _options: StreamOptions) -> object:
         raise PoolExhaustedError("block pool", requested=1, free=0, total=8)
 
     streams = StreamRegistry(

@@ -125,6 +125,10 @@ class GpuStreamingDecoder:
             for state, skip in zip(states, skips, strict=True)
         ]
 
+    def nbest(self, state: StreamState, count: int) -> list[Hypothesis]:
+        """The `count` best hypotheses of the state's first entry, or all there are; best first."""
+        return self._search.hypotheses(state.rows[0], count)
+
     def num_stable(self, state: StreamState) -> int:
         """How many first tokens of the state's first entry can no longer change."""
         return self._search.num_stable(state.rows[0])

@@ -18,6 +18,9 @@ from oasr_backend.errors import ConfigError, StreamStateError
 
 Samples = npt.NDArray[np.float32]
 
+#: Samples a second that the buffer holds, whatever the client sends.
+MODEL_RATE_HZ = 16000
+
 
 @dataclass(frozen=True)
 class WindowGeometry:
@@ -33,6 +36,10 @@ class WindowGeometry:
     subsampling: int = 4
     frame_length_samples: int = 400
     frame_shift_samples: int = 160
+
+    @property
+    def encoder_frame_s(self) -> float:
+        return self.subsampling * self.frame_shift_samples / MODEL_RATE_HZ
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a window that would skip frames or yield no encoder frame."""
