@@ -157,3 +157,33 @@ def test_half_precision_hears_the_same(engine: Engine, clips: list[Clip]) -> Non
     texts, base = transcribe(half, utterances), transcribe(engine, utterances)
     assert all(texts)
     assert jiwer.cer(base, texts) <= 0.05
+
+
+def test_words_have_times_within_the_audio_and_in_order(engine: Engine, clips: list[Clip]) -> None:
+    samples_S = read(clips[0])
+    (result,) = engine.process([
+        AudioChunk(
+            "times",
+            samples_S,
+            is_first=True,
+            is_last=True,
+            parameters={"word_times": True},
+            wants_result=True,
+        )
+    ])  # fmt: skip
+    assert result.document is not None
+    words = result.document["words"]
+    assert " ".join(word["word"] for word in words) == result.text
+    starts = [word["start_s"] for word in words]
+    assert starts == sorted(starts)
+    assert starts[0] >= 0
+    assert words[-1]["end_s"] <= samples_S.size / 16000 + 1.0
+
+
+def test_an_endpoint_with_the_last_chunk_neither_loses_nor_doubles_text(
+    engine: Engine, clips: list[Clip]
+) -> None:
+    utterances = [np.append(read(clip), np.zeros(16000, np.float32)) for clip in clips[:5]]
+    plain = transcribe(engine, utterances)
+    cut = transcribe(engine, utterances, endpoint=True, endpoint_silence_s=0.4)
+    assert [text.split() for text in cut] == [text.split() for text in plain]
