@@ -121,6 +121,16 @@ class Admission:
         encoding = stream.options.encoding
         if encoding != "pcm":
             return _DECODE[encoding](_g711_codes(stream, samples_S))
+        if not chunk.is_pcm16:
+            self._check_range(stream, samples_S)
+        if chunk.is_first and tuple(samples_S[:2].tolist()) == _RIFF_PCM16:
+            raise InvalidRequestError(
+                f"stream {stream.stream_id!r} begins with a RIFF header: send samples, not a WAV "
+                "file; strip the header or let the client read the file"
+            )
+        return samples_S
+
+    def _check_range(self, stream: Stream, samples_S: Samples) -> None:
         peak = float(np.abs(samples_S).max(initial=0.0))
         if not np.isfinite(peak):
             position = int(np.flatnonzero(~np.isfinite(samples_S))[0])
@@ -128,14 +138,8 @@ class Admission:
                 f"stream {stream.stream_id!r}: sample {position} is {samples_S[position]}; send "
                 "finite values in [-1, 1]. A stream that was open goes on without this request"
             )
-        if chunk.is_first and tuple(samples_S[:2].tolist()) == _RIFF_PCM16:
-            raise InvalidRequestError(
-                f"stream {stream.stream_id!r} begins with a RIFF header: send samples, not a WAV "
-                "file; strip the header or let the client read the file"
-            )
         if peak > _LOUD:
             self._metrics.loud_chunks += 1
-        return samples_S
 
     def _close(self, stream: Stream, *, reason: str) -> None:
         has_ended = stream.context is None

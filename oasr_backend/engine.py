@@ -108,13 +108,15 @@ class Engine:
         """
         with self._lock:
             turns = [Turn(request) for request in requests]
+            admitted: list[Turn] = []
             for turn in sorted(turns, key=self._begins_anew):
                 request = turn.request
                 if isinstance(request, OasrError):
                     self._refuse(turn, request)
                 elif self._turns.push(request.stream_id, turn):
                     self._admit(turn)
-            self._settle()
+                    admitted.append(turn)
+            self._settle(admitted)
             return turns
 
     def step(self) -> None:
@@ -126,7 +128,7 @@ class Engine:
             if going_on:
                 self._step(going_on)
                 self._turns.stepped(going_on)
-            self._settle()
+            self._settle([self._turns.head(stream.stream_id) for stream in ready])
 
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
@@ -238,15 +240,17 @@ class Engine:
         stream.audio.discard()
         return True
 
-    def _settle(self) -> None:
-        """Answers every head that has no window left, then admits whoever waits behind it."""
-        while done := [turn for turn in self._turns.heads() if not _needs_step(turn)]:
+    def _settle(self, heads: list[Turn]) -> None:
+        """Answers those that have no window left, then admits whoever waits behind them."""
+        while done := [turn for turn in heads if not _needs_step(turn)]:
             self._answer([turn for turn in done if not turn.is_done])
+            heads = []
             for turn in done:
                 assert isinstance(turn.request, AudioChunk)
                 following = self._turns.pop(turn.request.stream_id)
                 if following is not None:
                     self._admit(following)
+                    heads.append(following)
 
     def _answer(self, turns: Sequence[Turn]) -> None:
         heard: list[tuple[Turn, Stream, AudioChunk]] = []

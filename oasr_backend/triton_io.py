@@ -29,12 +29,14 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk | Oas
     """What one request says, or the error that answers it; never raises for a bad request."""
     try:
         flags = request.flags()
+        samples_S, is_pcm16 = _samples(request)
         return AudioChunk(
             stream_id=_stream_id(request),
-            samples_S=_samples(request),
+            samples_S=samples_S,
             is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
             is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
             parameters=_parameters(request),
+            is_pcm16=is_pcm16,
             wants_result="RESULT" in request.requested_output_names(),
             is_cancelled=request.is_cancelled if asks_cancelled else _never,
         )
@@ -110,24 +112,24 @@ def _stream_id(request: Any) -> StreamId:
     return stream_id if isinstance(stream_id, str) else int(stream_id)
 
 
-def _samples(request: Any) -> Samples:
-    """The valid samples of the one audio input, as float32 in [-1, 1].
+def _samples(request: Any) -> tuple[Samples, bool]:
+    """The valid samples of the one audio input, as float32 in [-1, 1], and whether it was PCM16.
 
     The dtype alone decides the scale: an amplitude says nothing about it.
     """
-    wav = pb_utils.get_input_tensor_by_name(request, "WAV")
-    pcm16 = pb_utils.get_input_tensor_by_name(request, "PCM16")
+    tensors: dict[str, Any] = {tensor.name(): tensor for tensor in request.inputs()}
+    wav, pcm16 = tensors.get("WAV"), tensors.get("PCM16")
     if (wav is None) == (pcm16 is None):
         given = "neither" if wav is None else "both"
         raise InvalidRequestError(f"{given} of WAV and PCM16 given; send exactly one of them")
-    samples = (wav if pcm16 is None else pcm16).as_numpy().reshape(-1)
-    samples = samples[: _num_valid(request, samples.size)]
+    tensor: Any = wav if pcm16 is None else pcm16
+    samples = tensor.as_numpy().reshape(-1)
+    samples = samples[: _num_valid(tensors.get("WAV_LENS"), samples.size)]
     samples_S: Samples = samples.astype(np.float32, copy=False)
-    return samples_S if pcm16 is None else samples_S * _PCM16_SCALE
+    return (samples_S, False) if pcm16 is None else (samples_S * _PCM16_SCALE, True)
 
 
-def _num_valid(request: Any, num_samples: int) -> int:
-    tensor = pb_utils.get_input_tensor_by_name(request, "WAV_LENS")
+def _num_valid(tensor: Any, num_samples: int) -> int:
     if tensor is None:
         return num_samples
     values = tensor.as_numpy().reshape(-1)

@@ -54,6 +54,9 @@ class TurnQueues:
         del self._queues[stream_id]
         return None
 
+    def head(self, stream_id: StreamId) -> Turn:
+        return self._queues[stream_id][0]
+
     def heads(self) -> Iterator[Turn]:
         return iter([queue[0] for queue in self._queues.values()])
 

@@ -46,6 +46,8 @@ class AudioChunk:
     is_last: bool = False
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     wants_result: bool = False
+    # From PCM16: finite and inside [-1, 1] by construction.
+    is_pcm16: bool = False
     is_cancelled: Callable[[], bool] = _never
 
 

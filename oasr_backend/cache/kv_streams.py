@@ -213,8 +213,11 @@ class KvStreams:
     # Steps of the above
 
     def _state(self, stream_id: StreamId) -> StreamKvState:
-        self._slots.slot_of(stream_id)
-        return self._streams[stream_id]
+        try:
+            return self._streams[stream_id]
+        except KeyError:
+            self._slots.slot_of(stream_id)
+            raise
 
     def _distinct_states(self, stream_ids: Sequence[StreamId]) -> list[StreamKvState]:
         states = [self._state(stream_id) for stream_id in stream_ids]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -67,7 +68,7 @@ class CacheConfig:
         if self.max_num_blocks is not None:
             self._check_pool(self.max_num_blocks)
 
-    @property
+    @cached_property
     def evicts(self) -> bool:
         """Whether history is bounded."""
         return self.num_left_chunks >= 0
@@ -81,7 +82,7 @@ class CacheConfig:
     def cnn_cache_frames(self) -> int:
         return self.kernel_size - 1
 
-    @property
+    @cached_property
     def max_cache_frames(self) -> int:
         """Most frames of history that a chunk sees; -1 when unlimited."""
         return self.chunk_size * self.num_left_chunks if self.evicts else -1
@@ -91,7 +92,7 @@ class CacheConfig:
         """Blocks of the retained history alone, packed from a block's first frame."""
         return math.ceil(self.max_cache_frames / self.block_size_frames) if self.evicts else None
 
-    @property
+    @cached_property
     def peak_blocks(self) -> int | None:
         """Most blocks held at once: history, the chunk being written and the evicted frames that
         still share the first block. Frames start on multiples of gcd(chunk, block). None when
@@ -101,7 +102,7 @@ class CacheConfig:
         hidden = self.block_size_frames - math.gcd(self.chunk_size, self.block_size_frames)
         return math.ceil((hidden + self._window_frames) / self.block_size_frames)
 
-    @property
+    @cached_property
     def blocks_per_stream(self) -> int:
         """Blocks that one stream may hold: the peak, or its fair share when unlimited."""
         if self.peak_blocks is not None:

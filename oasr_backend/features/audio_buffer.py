@@ -10,6 +10,7 @@ Consecutive windows overlap by the encoder's right context, so nothing is carrie
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -76,11 +77,11 @@ class WindowGeometry:
             subsampling=subsampling,
         )
 
-    @property
+    @cached_property
     def window_samples(self) -> int:
         return self.num_samples(self.window_frames)
 
-    @property
+    @cached_property
     def stride_samples(self) -> int:
         return self.stride_frames * self.frame_shift_samples
 
