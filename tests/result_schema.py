@@ -1,0 +1,77 @@
+"""The RESULT document as docs/result.md promises it, checked field by field."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "version": int,
+    "text": str,
+    "is_final": bool,
+    "finish_reason": (str, type(None)),
+    "audio_s": float,
+    "num_frames": int,
+    "step_ms": float,
+}
+OPTIONAL = {"tokens", "words", "nbest", "segments"}
+ENTRIES: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "tokens": {"id": int, "token": str, "start_s": float, "end_s": float, "confidence": float},
+    "words": {"word": str, "start_s": float, "end_s": float, "confidence": float},
+    "nbest": {"text": str, "score": float, "tokens": list},
+    "segments": {
+        "text": str,
+        "start_s": float,
+        "end_s": float,
+        "confidence": float,
+        "is_final": bool,
+        "reason": (str, type(None)),
+    },
+}
+
+
+def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Raises AssertionError for anything that the documentation does not promise."""
+    assert document is not None
+    parsed: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    assert set(FIELDS) <= set(parsed) <= set(FIELDS) | OPTIONAL
+    _check_types(parsed, FIELDS)
+    assert parsed["version"] == 1
+    assert parsed["is_final"] == (parsed["finish_reason"] is not None)
+    assert parsed["finish_reason"] in (None, "end", "length")
+    for name in OPTIONAL & set(parsed):
+        for entry in parsed[name]:
+            assert set(entry) == set(ENTRIES[name])
+            _check_types(entry, ENTRIES[name])
+    for name in {"tokens", "words", "segments"} & set(parsed):
+        _check_spans(parsed[name], parsed["audio_s"])
+    _check_agreement(parsed)
+    return parsed
+
+
+def _check_types(entry: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
+    for name, kind in kinds.items():
+        assert isinstance(entry[name], kind), f"{name}={entry[name]!r}"
+
+
+def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
+    """In order, inside the audio, with a confidence."""
+    for entry in entries:
+        assert 0.0 <= entry["start_s"] <= entry["end_s"] <= audio_s + 1e-3
+        assert 0.0 <= entry["confidence"] <= 1.0
+    for entry, later in itertools.pairwise(entries):
+        assert entry["start_s"] <= later["start_s"]
+        assert entry["end_s"] <= later["start_s"] + 1e-9 or "reason" in entry
+
+
+def _check_agreement(document: Mapping[str, Any]) -> None:
+    if "words" in document:
+        assert [word["word"] for word in document["words"]] == document["text"].split()
+    if document["is_final"] and "segments" in document:
+        texts = [segment["text"] for segment in document["segments"] if segment["text"]]
+        assert " ".join(texts) == document["text"]
+        assert all(segment["is_final"] for segment in document["segments"])
+    scores = [entry["score"] for entry in document.get("nbest", [])]
+    assert scores == sorted(scores, reverse=True)
