@@ -26,6 +26,7 @@ from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
 from oasr_backend.stream_options import StreamOptions
+from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis
 
 
@@ -72,14 +73,21 @@ class StreamCaches:
     Streams are named by generation. State changes at open, prepare, commit and free only.
     """
 
-    def __init__(self, config: CacheConfig, decoder: GpuDecoderConfig, *, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: CacheConfig,
+        decoder: GpuDecoderConfig,
+        *,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+    ) -> None:
         self.config = config
         # One lane that no stream is bound to takes the rows that pad a step to a captured width.
         self.pool = BlockPool(config, scratch_blocks=config.peak_blocks or 1)
         self.slots = StreamSlotPool(config.max_batch_size)
         self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
         self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
-        self.ctc = StreamDecoders(decoder, device=config.device, vocab_size=vocab_size)
+        self.ctc = StreamDecoders(decoder, tokenizer, vocab_size=vocab_size, device=config.device)
 
     def open(
         self, generation: int, options: StreamOptions | None = None
@@ -97,6 +105,7 @@ class StreamCaches:
     def prepare(self, generations: Sequence[int]) -> None:
         """Makes room for one more chunk of every stream; nothing is written yet."""
         self.attention.prepare_chunks_batched(generations)
+        self.conv.zero_pending()
 
     def row_data(
         self, generations: Sequence[int], num_frames: Sequence[int], *, width: int

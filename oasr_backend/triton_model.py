@@ -30,9 +30,9 @@ from oasr_backend.types import ChunkResult
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
-#: Steps of one `execute`: the last chunk and the padding after END take two. Longer chunks are
+#: Steps of one `execute`: END takes three, for its own chunk and the padding. Longer chunks are
 #: finished by the backlog, so that nobody waits for another's minute of audio.
-_STEPS_PER_EXECUTE = 2
+_STEPS_PER_EXECUTE = 3
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
 #: not asked: whoever has gone away is then freed by the idle limit.
 _MOST_CANCEL_CHECKS = 16

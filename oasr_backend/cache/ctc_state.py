@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from oasr_backend.decoders import (
     GpuStreamingDecoder,
     StreamState,
 )
+from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.errors import StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 
@@ -56,8 +57,11 @@ class CtcStateCacheManager:
         decoder_config: GpuDecoderConfig | None = None,
         *,
         device: torch.device | str = "cpu",
+        scorers: Sequence[PrefixScorer] = (),
     ) -> None:
-        self.decoder = GpuStreamingDecoder(decoder_config or GpuDecoderConfig(), device)
+        self.decoder = GpuStreamingDecoder(
+            decoder_config or GpuDecoderConfig(), device, scorers=scorers
+        )
         self._states: dict[StreamId, StreamState] = {}
         self._pooled: list[StreamState] = []
 

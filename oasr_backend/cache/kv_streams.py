@@ -22,7 +22,8 @@ from oasr_backend.types import StreamId
 class KvStreams:
     """Allocation, growth and eviction of every stream's blocks, on the host.
 
-    Host integers decide everything; the device tensors in `tables` follow in one upload a call.
+    Host integers decide everything. The device tensors in `tables` follow in one upload at prepare
+    and commit, so that a stream's opening and closing do no device work of their own.
     Not thread-safe. A pool belongs to one instance.
     """
 
@@ -71,7 +72,6 @@ class KvStreams:
     def free_stream(self, stream_id: StreamId) -> None:
         state = self._state(stream_id)
         self._release_blocks(state)
-        self.tables.flush()
         del self._streams[stream_id]
         self._slots.release(stream_id)
 
@@ -92,7 +92,9 @@ class KvStreams:
         state.visible = state.position = frames
         columns = range(len(state.blocks))
         self.tables.append([state.slot_id] * len(columns), columns, state.blocks)
-        self._publish([state], new_blocks=state.blocks)
+        self._set_lengths([state])
+        if state.blocks:
+            self._flush(state.blocks)
 
     def _release_blocks(self, state: StreamKvState) -> None:
         self.pool.free(state.blocks)
@@ -196,6 +198,7 @@ class KvStreams:
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is free, scratch or held once."""
         self.pool.check_integrity()
+        self.tables.flush()
         self.tables.check_integrity()
         held = [block for state in self._streams.values() for block in state.blocks]
         require(not set(held) & set(self.pool.free_block_ids()), "a held block is free")
@@ -279,15 +282,15 @@ class KvStreams:
         self.pool.free(freed)
         for num_dropped, slots in shifts.items():
             self.tables.drop_head(slots, num_dropped, width=width)
-        self._publish(states)
+        self._set_lengths(states)
+        self._flush([])
 
-    def _publish(self, states: list[StreamKvState], new_blocks: Sequence[int] = ()) -> None:
+    def _set_lengths(self, states: list[StreamKvState]) -> None:
         self.tables.set_lengths(
             [state.slot_id for state in states],
             starts=[state.start for state in states],
             seqlens=[state.seqlen for state in states],
         )
-        self._flush(new_blocks)
 
     def _flush(self, new_blocks: Sequence[int]) -> None:
         index_N = self.tables.flush(new_blocks)

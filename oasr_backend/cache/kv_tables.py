@@ -22,8 +22,10 @@ class PagedTables:
         cache_starts   (rows,)         frames at that head which are evicted, < block size
 
     The three are views of one buffer, so a batch of edits is one upload and one scatter. Edits
-    change the mirror at once and the device at `flush`.
+    change the mirror at once and the device at `flush`, or when many have gathered.
     """
+
+    MAX_EDITS = 4096
 
     def __init__(self, num_rows: int, width: int, *, device: torch.device) -> None:
         sizes = (num_rows * width, num_rows, num_rows)
@@ -44,7 +46,7 @@ class PagedTables:
         """Names block i in row slots[i], column columns[i]."""
         index = np.asarray(slots, dtype=np.int64) * self._width + np.asarray(columns, np.int64)
         self._host[index] = blocks
-        self._edited.append(index)
+        self._note(index)
 
     def set_lengths(
         self, slots: Sequence[int], *, starts: Sequence[int], seqlens: Sequence[int]
@@ -52,7 +54,7 @@ class PagedTables:
         index = np.asarray(slots, dtype=np.int64)
         self.host_starts[index] = starts
         self.host_seqlens[index] = seqlens
-        self._edited += [index + self._starts_at, index + self._seqlens_at]
+        self._note(index + self._starts_at, index + self._seqlens_at)
 
     def drop_head(self, slots: Sequence[int], num_dropped: int, *, width: int) -> None:
         """Shifts the rows left by `num_dropped` columns; `width` is the longest row's length."""
@@ -60,7 +62,12 @@ class PagedTables:
         kept = width - num_dropped
         self.host_table[rows, :kept] = self.host_table[rows, num_dropped:width]
         self.host_table[rows, kept:width] = 0
-        self._edited.append((rows[:, None] * self._width + np.arange(width)).ravel())
+        self._note((rows[:, None] * self._width + np.arange(width)).ravel())
+
+    def _note(self, *edited: IntArray) -> None:
+        self._edited += edited
+        if len(self._edited) > self.MAX_EDITS:
+            self.flush()
 
     def set_lanes(self, slots: Sequence[int], blocks: Sequence[int], *, seqlen: int) -> None:
         """Deals `blocks` out to the rows, each repeating its share over the whole row."""

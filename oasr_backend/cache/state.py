@@ -65,6 +65,7 @@ class SlotStateCache:
             )
         self.device = device
         self.pad_slots = list(range(max_batch_size, max_batch_size + extra_slots))
+        self._to_zero: dict[str, list[int]] = {}
         self._slots = SlotMap(self._what(), max_batch_size, slot_pool)
         num_slots = max_batch_size + extra_slots
         self._buffers = {
@@ -84,6 +85,7 @@ class SlotStateCache:
 
     def buffer_of(self, name: str) -> Tensor:
         self.spec_of(name)
+        self.zero_pending()
         return self._buffers[name]
 
     def spec_of(self, name: str) -> StreamStateSpec:
@@ -134,15 +136,18 @@ class SlotStateCache:
         num_slots = self._slots.capacity + len(self.pad_slots)
         if not 0 <= slot_id < num_slots:
             raise StreamStateError(f"slot {slot_id} is out of range [0, {num_slots})")
+        self.zero_pending()
         self._buffers[name].select(spec.slot_axis, slot_id).fill_(value)
 
     def get_state(self, name: str, stream_id: StreamId) -> Tensor:
         """View of one stream's state, its slot axis kept with size 1."""
         spec, slot = self.spec_of(name), self._slots.slot_of(stream_id)
+        self.zero_pending()
         return self._buffers[name].narrow(spec.slot_axis, slot, 1)
 
     def views(self, slot_ids: Sequence[int] | Tensor) -> dict[str, SlotTensor]:
         """Every state's rows for a batch, by name. A tensor of slots costs no upload."""
+        self.zero_pending()
         index = self._slot_index(slot_ids)
         return {
             spec.name: SlotTensor(self._buffers[spec.name], index, spec.slot_axis)
@@ -151,6 +156,7 @@ class SlotStateCache:
 
     def view_of(self, name: str, slot_ids: Sequence[int] | Tensor) -> SlotTensor:
         spec = self.spec_of(name)
+        self.zero_pending()
         return SlotTensor(self._buffers[name], self._slot_index(slot_ids), spec.slot_axis)
 
     def _before_reuse(self, slot_id: int) -> None:
@@ -162,12 +168,16 @@ class SlotStateCache:
         return to_device(np.asarray(slot_ids, dtype=np.int64), self.device)
 
     def _zero(self, slots: Sequence[int], specs: Sequence[StreamStateSpec]) -> None:
-        if not slots or not specs:
-            return
-        if len(slots) == 1:
-            for spec in specs:
-                self._buffers[spec.name].select(spec.slot_axis, slots[0]).zero_()
-            return
-        index = self._slot_index(slots)
+        """Notes what to zero; it happens before anybody can look, for all new streams at once."""
         for spec in specs:
-            self._buffers[spec.name].index_fill_(spec.slot_axis, index, 0)
+            self._to_zero.setdefault(spec.name, []).extend(slots)
+
+    def zero_pending(self) -> None:
+        """Zeroes the slots of streams that are new since the last look.
+
+        Every accessor does it; whoever replays a captured graph calls it before.
+        """
+        for name, slots in self._to_zero.items():
+            index = self._slot_index(sorted(set(slots)))
+            self._buffers[name].index_fill_(self.specs[name].slot_axis, index, 0)
+        self._to_zero.clear()
