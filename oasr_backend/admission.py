@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.errors import InvalidRequestError, OasrError, StreamCancelledError
+from oasr_backend.errors import ConfigError, InvalidRequestError, OasrError, StreamCancelledError
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
@@ -28,12 +29,26 @@ class Admission:
     """Opens, finds, refuses, reaps and finishes streams; logs and counts what it does."""
 
     def __init__(
-        self, streams: StreamRegistry, config: ServingConfig, metrics: EngineMetrics
+        self,
+        streams: StreamRegistry,
+        config: ServingConfig,
+        metrics: EngineMetrics,
+        *,
+        check_options: Callable[[StreamOptions], None],
     ) -> None:
+        """`check_options` raises InvalidRequestError for what this model cannot do.
+
+        Raises ConfigError when the server's own defaults are of that kind.
+        """
         self._streams = streams
         self._config = config
         self._metrics = metrics
+        self._check_options = check_options
         self._defaults = StreamOptions.from_config(config)
+        try:
+            check_options(self._defaults)
+        except InvalidRequestError as error:
+            raise ConfigError(f"the defaults of the server's streams: {error}") from error
 
     def admit(self, chunk: AudioChunk, *, now_s: float) -> Stream:
         """The chunk's stream, with the samples buffered.
@@ -76,6 +91,7 @@ class Admission:
     def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
         options = StreamOptions.from_parameters(chunk.parameters, self._defaults)
         self._check_language(options)
+        self._check_options(options)
         number = chunk_seq(chunk.parameters)
         if chunk.stream_id in self._streams:
             self._metrics.conflicts += 1

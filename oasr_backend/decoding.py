@@ -6,19 +6,33 @@ a server whose streams all take the defaults has one, and pays for one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from oasr_backend.cache import CtcStateCacheManager, StreamHandle
+from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoders.config import DecoderName
-from oasr_backend.errors import StreamStateError, UnknownStreamError
+from oasr_backend.decoders.context_graph import ContextGraph
+from oasr_backend.decoders.hotwords import HotwordScorer
+from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
 from oasr_backend.stream_options import StreamOptions
+from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis, StreamId
+
+
+def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
+    """What a stream without options is decoded with."""
+    return GpuDecoderConfig(
+        decoder="greedy" if config.decoder == "greedy" else "prefix_beam",
+        beam_size=config.beam_size,
+        blank_id=blank_id,
+        blank_threshold=config.blank_threshold,
+    )
 
 
 class DecoderKind(NamedTuple):
@@ -26,56 +40,90 @@ class DecoderKind(NamedTuple):
 
     search: DecoderName
     beam_size: int
+    has_hotwords: bool = False
 
     @classmethod
     def of(cls, options: StreamOptions) -> DecoderKind:
         if options.decoder == "prefix_beam":
-            return cls("prefix_beam", options.beam_size)
+            return cls("prefix_beam", options.beam_size, bool(options.phrases))
         return cls("greedy", 1)
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """What serves the streams of one kind."""
+
+    manager: CtcStateCacheManager
+    hotwords: HotwordScorer | None
 
 
 class StreamDecoders:
     """Implements what a `StreamContext` asks of decoder states. Streams are named by generation."""
 
-    def __init__(self, config: GpuDecoderConfig, *, device: torch.device, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: GpuDecoderConfig,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
         """`config` is what a stream without options gets; others share its further settings."""
         self._config = config
         self._device = device
         self._vocab_size = vocab_size
-        self._managers: dict[DecoderKind, CtcStateCacheManager] = {}
-        self._manager_of: dict[StreamId, CtcStateCacheManager] = {}
+        self._spelling = HotwordSpelling(tokenizer, vocab_size)
+        self._decoders: dict[DecoderKind, _Decoder] = {}
+        self._kind_of: dict[StreamId, DecoderKind] = {}
 
     @property
     def num_streams(self) -> int:
-        return len(self._manager_of)
+        return len(self._kind_of)
 
     @property
     def kinds(self) -> list[DecoderKind]:
         """Those that any stream has asked for so far."""
-        return list(self._managers)
+        return list(self._decoders)
+
+    def check(self, options: StreamOptions) -> None:
+        """Raises InvalidRequestError for hotwords that the model's units cannot spell."""
+        if options.phrases:
+            self._spelling.graph(options)
 
     def allocate_stream(self, stream_id: StreamId, options: StreamOptions | None = None) -> None:
-        """Raises StreamStateError for an id that is open."""
-        if stream_id in self._manager_of:
+        """Raises StreamStateError for an id that is open, InvalidRequestError as `check` does."""
+        if stream_id in self._kind_of:
             raise StreamStateError(f"stream {stream_id!r} is already allocated; free it first")
-        manager = self._manager(self._kind(options))
-        manager.allocate_stream(stream_id, batch=1, vocab_size=self._vocab_size)
-        self._manager_of[stream_id] = manager
+        if options is not None:
+            self.check(options)
+        kind = self._kind(options)
+        decoder = self._decoder(kind)
+        decoder.manager.allocate_stream(stream_id, batch=1, vocab_size=self._vocab_size)
+        self._kind_of[stream_id] = kind
+        if decoder.hotwords is not None and options is not None:
+            (state,) = decoder.manager.get_states([stream_id])
+            graph = self._spelling.graph(options)
+            decoder.hotwords.assign(state.rows, _graph_key(options), graph)
 
     def free_stream(self, stream_id: StreamId) -> None:
-        self._find(stream_id).free_stream(stream_id)
-        del self._manager_of[stream_id]
+        decoder = self._find(stream_id)
+        if decoder.hotwords is not None:
+            (state,) = decoder.manager.get_states([stream_id])
+            decoder.hotwords.release(state.rows)
+        decoder.manager.free_stream(stream_id)
+        del self._kind_of[stream_id]
 
     def get_decoder(self, stream_id: StreamId) -> StreamHandle:
-        return self._find(stream_id).get_decoder(stream_id)
+        return self._find(stream_id).manager.get_decoder(stream_id)
 
     def decode(
         self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], logits_BTV: Tensor
     ) -> None:
         """One step: row i of the (B, T, V) scores belongs to stream i."""
-        by_manager = self._rows_by_manager(stream_ids)
-        for manager, rows in by_manager.items():
-            scores_NTV = logits_BTV if len(by_manager) == 1 else logits_BTV[rows]
+        by_kind = self._rows_by_kind(stream_ids)
+        for kind, rows in by_kind.items():
+            manager = self._decoders[kind].manager
+            scores_NTV = logits_BTV if len(by_kind) == 1 else logits_BTV[rows]
             states = manager.get_states([stream_ids[row] for row in rows])
             frames = [num_frames[row] for row in rows]
             manager.decoder.decode_chunk_batch(scores_NTV, states, num_frames=frames)
@@ -86,7 +134,8 @@ class StreamDecoders:
         """Each stream's best hypothesis, without its first `skips` tokens; no device work."""
         skips = [0] * len(stream_ids) if skips is None else skips
         found: dict[int, Hypothesis] = {}
-        for manager, rows in self._rows_by_manager(stream_ids).items():
+        for kind, rows in self._rows_by_kind(stream_ids).items():
+            manager = self._decoders[kind].manager
             states = manager.get_states([stream_ids[row] for row in rows])
             best = manager.decoder.best_batch(states, skips=[skips[row] for row in rows])
             found.update(zip(rows, best, strict=True))
@@ -103,13 +152,16 @@ class StreamDecoders:
         return handle.decoder.num_stable(handle.state)
 
     def check_integrity(self) -> None:
-        """Every stream is with exactly one manager, and every manager agrees with itself."""
-        num_held = sum(manager.num_streams for manager in self._managers.values())
-        assert num_held == len(self._manager_of), "a manager keeps a stream that is gone"
-        for stream_id, manager in self._manager_of.items():
-            manager.get_states([stream_id])
-        for manager in self._managers.values():
-            manager.check_integrity()
+        """Every stream is with exactly one decoder, and every decoder agrees with itself."""
+        managers = [decoder.manager for decoder in self._decoders.values()]
+        num_held = sum(manager.num_streams for manager in managers)
+        assert num_held == len(self._kind_of), "a decoder keeps a stream that is gone"
+        for stream_id in self._kind_of:
+            self._find(stream_id).manager.get_states([stream_id])
+        for decoder in self._decoders.values():
+            decoder.manager.check_integrity()
+            if decoder.hotwords is not None:
+                decoder.hotwords.check_integrity()
 
     def _kind(self, options: StreamOptions | None) -> DecoderKind:
         if options is not None:
@@ -117,24 +169,66 @@ class StreamDecoders:
         is_beam = self._config.decoder == "prefix_beam"
         return DecoderKind(self._config.decoder, self._config.beam_size if is_beam else 1)
 
-    def _manager(self, kind: DecoderKind) -> CtcStateCacheManager:
-        if kind not in self._managers:
+    def _decoder(self, kind: DecoderKind) -> _Decoder:
+        if kind not in self._decoders:
             config = replace(self._config, decoder=kind.search, beam_size=kind.beam_size, nbest=1)
-            self._managers[kind] = CtcStateCacheManager(config, device=self._device)
-        return self._managers[kind]
+            hotwords = self._spelling.scorer(self._device) if kind.has_hotwords else None
+            scorers = [scorer for scorer in (hotwords,) if scorer is not None]
+            manager = CtcStateCacheManager(config, device=self._device, scorers=scorers)
+            self._decoders[kind] = _Decoder(manager, hotwords)
+        return self._decoders[kind]
 
-    def _find(self, stream_id: StreamId) -> CtcStateCacheManager:
+    def _find(self, stream_id: StreamId) -> _Decoder:
         try:
-            return self._manager_of[stream_id]
+            return self._decoders[self._kind_of[stream_id]]
         except KeyError:
             raise UnknownStreamError(
                 f"stream {stream_id!r} has no decoder; allocate_stream() comes first"
             ) from None
 
-    def _rows_by_manager(
-        self, stream_ids: Sequence[StreamId]
-    ) -> dict[CtcStateCacheManager, list[int]]:
-        rows: dict[CtcStateCacheManager, list[int]] = {}
+    def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> dict[DecoderKind, list[int]]:
+        rows: dict[DecoderKind, list[int]] = {}
         for row, stream_id in enumerate(stream_ids):
-            rows.setdefault(self._find(stream_id), []).append(row)
+            try:
+                rows.setdefault(self._kind_of[stream_id], []).append(row)
+            except KeyError:
+                self._find(stream_id)
         return rows
+
+
+class HotwordSpelling:
+    """Phrases in the model's units. Keeps the last graph: streams often bring equal phrases."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """`vocab_size` is the model's; units that it has beyond the tokenizer's start nothing."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._last: tuple[Hashable, ContextGraph] | None = None
+
+    def scorer(self, device: torch.device) -> HotwordScorer:
+        tokenizer = self._tokenizer
+        starts = [tokenizer.starts_word(unit) for unit in range(tokenizer.vocab_size)]
+        starts += [False] * (self._vocab_size - len(starts))
+        return HotwordScorer(starts, device)
+
+    def graph(self, options: StreamOptions) -> ContextGraph:
+        """Raises InvalidRequestError naming a phrase that the units cannot spell."""
+        key = _graph_key(options)
+        if self._last is None or self._last[0] != key:
+            phrases = [self._units(phrase) for phrase in options.phrases]
+            graph = ContextGraph.build(phrases, options.hotword_boost, vocab_size=self._vocab_size)
+            self._last = (key, graph)
+        return self._last[1]
+
+    def _units(self, phrase: str) -> list[int]:
+        units = self._tokenizer.encode(phrase)
+        if not units:
+            raise InvalidRequestError(
+                f"hotwords: the model's units cannot spell {phrase!r}; leave it out or write it "
+                "as it is spoken"
+            )
+        return units
+
+
+def _graph_key(options: StreamOptions) -> Hashable:
+    return (options.phrases, options.hotword_boost)

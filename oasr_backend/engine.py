@@ -17,7 +17,7 @@ from oasr_backend.admission import Admission
 from oasr_backend.batching import StepBatch, next_batch, stack_windows
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoding import decoder_config
 from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
@@ -58,7 +58,10 @@ class Engine:
         self.model = model
         self.geometry = _window_geometry(config, model.spec)
         self.caches = StreamCaches(
-            cache_config, _decoder_config(config, model.blank_id), vocab_size=model.vocab_size
+            cache_config,
+            decoder_config(config, model.blank_id),
+            tokenizer=checkpoint.tokenizer,
+            vocab_size=model.vocab_size,
         )
         self.metrics = EngineMetrics()
         self.streams = StreamRegistry(
@@ -67,7 +70,9 @@ class Engine:
             open_context=self.caches.open,
             new_buffer=lambda: AudioBuffer(self.geometry),
         )
-        self._admission = Admission(self.streams, config, self.metrics)
+        self._admission = Admission(
+            self.streams, config, self.metrics, check_options=self.caches.ctc.check
+        )
         self._runner = EncoderRunner(
             model,
             self.caches,
@@ -276,15 +281,6 @@ def _needs_step(turn: Turn) -> bool:
     """Whether its stream has a window left to decode."""
     stream = turn.stream
     return not turn.is_done and stream is not None and stream.has_ready_window
-
-
-def _decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
-    return GpuDecoderConfig(
-        decoder="greedy" if config.decoder == "greedy" else "prefix_beam",
-        beam_size=config.beam_size,
-        blank_id=blank_id,
-        blank_threshold=config.blank_threshold,
-    )
 
 
 def _window_geometry(config: ServingConfig, spec: EncoderSpec) -> WindowGeometry:

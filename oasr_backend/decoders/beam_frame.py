@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+
+from oasr_backend.decoders.bias import Gains
 
 LOG_ZERO = float("-inf")
 NO_TOKEN = -1
@@ -43,13 +46,15 @@ class Beams(NamedTuple):
     """N beams of B prefixes, best first. Axis "2": (sum over alignments, best alignment), float64.
 
     `ints_3NB` stacks each prefix's hash, the hash of its parent (the prefix without its last token)
-    and its last token.
+    and its last token. Bonus and states are those of the K scorers; 0 and nothing without any.
     """
 
     blank_2NB: torch.Tensor
     token_2NB: torch.Tensor
     total_2NB: torch.Tensor
     ints_3NB: torch.Tensor
+    bonus_1NB: torch.Tensor
+    state_KNB: torch.Tensor
 
     @property
     def num_rows(self) -> int:
@@ -149,23 +154,31 @@ def grow(beams: Beams, links: Links, candidates: FrameCandidates) -> torch.Tenso
     return grown_2NBC
 
 
-def pick_best(token_2NBC: torch.Tensor, stay_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The B best totals and their places. Equal totals: lower slot, then lower column, first."""
+def pick_best(
+    token_2NBC: torch.Tensor, stay_NB: torch.Tensor, gains: Gains | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Totals and places of the B best. Equal ones: lower slot, then lower column, first."""
     beam = stay_NB.shape[1]
     totals_NBC = token_2NBC[0].clone()
     totals_NBC[..., 0] = stay_NB
-    best_NP, place_NP = totals_NBC.flatten(1).sort(dim=-1, descending=True, stable=True)
-    return best_NP[:, :beam], place_NP[:, :beam]
+    ranked_NBC = totals_NBC if gains is None else totals_NBC + gains.bonus_NBC
+    best_NP, place_NP = ranked_NBC.flatten(1).sort(dim=-1, descending=True, stable=True)
+    place_NB = place_NP[:, :beam]
+    if gains is None:
+        return best_NP[:, :beam], place_NB
+    return totals_NBC.flatten(1).gather(1, place_NB), place_NB
 
 
-def beam_step(beams: Beams, candidates: FrameCandidates) -> tuple[Beams, FrameRecord]:
+def beam_step(
+    beams: Beams, candidates: FrameCandidates, gains: Gains | None = None
+) -> tuple[Beams, FrameRecord]:
     links = find_links(beams, candidates)
     repeats = repeat_last(beams, links)
     blank_2NB = beams.total_2NB + candidates.blank_N[:, None]
     token_2NBC = grow(beams, links, candidates)
     stay_NB = torch.logaddexp(blank_2NB[0], repeats.merged_2NB[0])
     token_2NBC[..., 0] = repeats.merged_2NB
-    best_NB, pick_NB = pick_best(token_2NBC, stay_NB)
+    best_NB, pick_NB = pick_best(token_2NBC, stay_NB, gains)
     columns = candidates.id_NC.shape[1]
     slot_NB, column_NB = pick_NB // columns, pick_NB % columns
     token_2NB = token_2NBC.flatten(2).gather(2, pick_NB.expand(2, -1, -1))
@@ -177,7 +190,8 @@ def beam_step(beams: Beams, candidates: FrameCandidates) -> tuple[Beams, FrameRe
     ints_3NB = torch.where(stays_NB, ints_3NB, _children(ints_3NB[0], column_NB, candidates))
     # A slot that nothing alive fills must equal no prefix, or that prefix would come back twice.
     ints_3NB = torch.where(best_NB > LOG_ZERO, ints_3NB, candidates.dead_31B)
-    picked = Beams(blank_2NB, token_2NB, total_2NB, ints_3NB)
+    bias = (beams.bonus_1NB, beams.state_KNB) if gains is None else gains.picked(pick_NB)
+    picked = Beams(blank_2NB, token_2NB, total_2NB, ints_3NB, *bias)
     record = FrameRecord(
         ints_3NB=beams.ints_3NB,
         blank_2NB=beams.blank_2NB,
@@ -208,14 +222,16 @@ def dead_slots(beam: int) -> torch.Tensor:
     return ints_31B
 
 
-def fresh_beams(beam: int) -> Beams:
+def fresh_beams(beam: int, states: Sequence[int] = ()) -> Beams:
     """One row at the start of a stream: the empty prefix in slot 0, nothing in the others."""
     dead_21B = torch.full((2, 1, beam), LOG_ZERO, dtype=torch.float64)
     empty_21B = dead_21B.clone()
     empty_21B[:, :, 0] = 0.0
     ints_31B = dead_slots(beam)
     ints_31B[0, 0, 0] = _EMPTY_HASH
-    return Beams(empty_21B, dead_21B, empty_21B.clone(), ints_31B)
+    bonus_11B = torch.zeros((1, 1, beam), dtype=torch.float64)
+    state_K1B = torch.tensor(states, dtype=torch.int64)[:, None, None].repeat(1, 1, beam)
+    return Beams(empty_21B, dead_21B, empty_21B.clone(), ints_31B, bonus_11B, state_K1B)
 
 
 def skip_rows(

@@ -7,7 +7,7 @@ one that ends in the last token (state = B + slot).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +49,25 @@ class ChunkTrace:
             score_NB=score.copy().view(np.float64).reshape(rows, beam),
         )
 
+    def ranked(self) -> ChunkTrace:
+        """The slots' final states and scores by falling score, where others ranked the beam."""
+        order_NB = np.argsort(-self.score_NB, axis=1, kind="stable")
+        return replace(
+            self,
+            best_state_NB=np.take_along_axis(self.best_state_NB, order_NB, axis=1),
+            score_NB=np.take_along_axis(self.score_NB, order_NB, axis=1),
+        )
+
 
 def pack_chunk(
-    records: Sequence[FrameRecord], beams: Beams, id_TNC: torch.Tensor, extend_TNC: torch.Tensor
+    records: Sequence[FrameRecord],
+    beams: Beams,
+    score_NB: torch.Tensor,
+    *,
+    id_TNC: torch.Tensor,
+    extend_TNC: torch.Tensor,
 ) -> torch.Tensor:
-    """Sources, tokens, log-probs of all frames, flags and scores of `beams`: one int32 vector."""
+    """Sources, tokens, log-probs of all frames, flags of `beams` and scores: one int32 vector."""
     # The fields get the frames T as their first axis.
     frames = FrameRecord(*(_stack(field, beams.num_rows) for field in zip(*records, strict=True)))
     columns = id_TNC.shape[2]
@@ -71,7 +85,7 @@ def pack_chunk(
         torch.where(appended_TNB, token_TNB, NO_TOKEN).int(),
         extend_TNC.gather(2, own_column_TNB).float().view(torch.int32),
         _flags(beams),
-        beams.total_2NB[0].contiguous().view(torch.int32),
+        score_NB.contiguous().view(torch.int32),
     )
     return torch.cat([part.flatten() for part in parts])
 

@@ -34,6 +34,7 @@ from oasr_backend.decoders.beam_frame import (
 )
 from oasr_backend.decoders.beam_history import BeamHistory
 from oasr_backend.decoders.beam_trace import ChunkTrace, pack_chunk
+from oasr_backend.decoders.bias import ChunkBias, PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
 from oasr_backend.types import Hypothesis
 
@@ -100,7 +101,10 @@ def _token_hash(id_TNC: torch.Tensor) -> torch.Tensor:
 
 
 def run_frames(
-    beams: Beams, candidates: ChunkCandidates, active_rows: Sequence[int]
+    beams: Beams,
+    candidates: ChunkCandidates,
+    active_rows: Sequence[int],
+    bias: ChunkBias | None = None,
 ) -> tuple[Beams, list[FrameRecord]]:
     """All frames of a chunk; frame t moves the first `active_rows[t]` rows (never increasing)."""
     columns = candidates.id_TNC.shape[2]
@@ -111,7 +115,8 @@ def run_frames(
         if num_rows < beams.num_rows:
             finished.append(beams.rows(num_rows, beams.num_rows))
             beams = beams.rows(0, num_rows)
-        stepped = beam_step(beams, frame.rows(num_rows))
+        gains = bias.extend(t, beams.bonus_1NB, beams.state_KNB) if bias else None
+        stepped = beam_step(beams, frame.rows(num_rows), gains)
         if candidates.skip_TN is not None:
             stepped = skip_rows(beams, stepped, candidates.skip_TN[t, :num_rows], columns)
         beams, record = stepped
@@ -122,17 +127,32 @@ def run_frames(
     return beams, records
 
 
+def _scores(beams: Beams, bias: ChunkBias | None) -> torch.Tensor:
+    """(N, B) scores as if the streams ended here."""
+    if bias is None:
+        return beams.total_2NB[0]
+    return beams.total_2NB[0] + beams.bonus_1NB[0] + bias.settle(beams.state_KNB)
+
+
 class PrefixBeamSearch:
     """Implements CtcSearch. Scores and hashes stay on the device, tokens and times on the host.
 
     A token's log-prob is the best one over the frames that the best alignment gives it. The score
-    of a hypothesis is the log-prob of its tokens, summed over the alignments that were kept.
+    of a hypothesis is the log-prob of its tokens, summed over the alignments that were kept, and
+    what the scorers give to it.
     """
 
-    def __init__(self, config: GpuDecoderConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: GpuDecoderConfig,
+        device: torch.device,
+        scorers: Sequence[PrefixScorer] = (),
+    ) -> None:
         self._config = config
         self._device = device
-        self._fresh = Beams(*(x.to(device) for x in fresh_beams(config.beam_size)))
+        self._scorers = scorers
+        fresh = fresh_beams(config.beam_size, [scorer.initial_state for scorer in scorers])
+        self._fresh = Beams(*(x.to(device) for x in fresh))
         self._pool = self._fresh.rows(0, 0)
         self._history = BeamHistory(config.beam_size)
 
@@ -160,12 +180,20 @@ class PrefixBeamSearch:
         chunk = ChunkRows(chunk.rows[order], chunk.num_frames[order], chunk.start_frames[order])
         row_N = self._to_device(chunk.rows)
         beams = Beams(*(x.index_select(1, row_N) for x in self._pool))
-        beams, records = run_frames(beams, candidates, chunk.active_rows())
+        bias = ChunkBias(self._scorers, chunk.rows, candidates.id_TNC) if self._scorers else None
+        beams, records = run_frames(beams, candidates, chunk.active_rows(), bias)
         for values, new in zip(self._pool, beams, strict=True):
             values.index_copy_(1, row_N, new)
-        packed = pack_chunk(records, beams, candidates.id_TNC, candidates.extend_TNC)
+        packed = pack_chunk(
+            records,
+            beams,
+            _scores(beams, bias),
+            id_TNC=candidates.id_TNC,
+            extend_TNC=candidates.extend_TNC,
+        )
         shape_TNB = (len(records), len(order), beams.beam)
-        self._history.extend(ChunkTrace.from_packed(packed.cpu().numpy(), shape_TNB), chunk)
+        trace = ChunkTrace.from_packed(packed.cpu().numpy(), shape_TNB)
+        self._history.extend(trace.ranked() if bias else trace, chunk)
 
     def _to_device(self, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(indices).to(self._device, non_blocking=True)

@@ -8,19 +8,24 @@ import numpy as np
 import torch
 
 from oasr_backend.decoders.base import ChunkRows, CtcSearch
+from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.decoders.prefix_beam import PrefixBeamSearch
 from oasr_backend.decoders.result import GpuDecoderResult
 from oasr_backend.decoders.rows import RowPool, StreamState
-from oasr_backend.errors import DecoderStateError, StreamStateError
+from oasr_backend.errors import ConfigError, DecoderStateError, StreamStateError
 from oasr_backend.types import Hypothesis
 
 
-def _make_search(config: GpuDecoderConfig, device: torch.device) -> CtcSearch:
-    if config.decoder == "greedy":
-        return GreedySearch(config.blank_id)
-    return PrefixBeamSearch(config, device)
+def _make_search(
+    config: GpuDecoderConfig, device: torch.device, scorers: Sequence[PrefixScorer]
+) -> CtcSearch:
+    if config.decoder == "prefix_beam":
+        return PrefixBeamSearch(config, device, scorers)
+    if scorers:
+        raise ConfigError("greedy weighs no alternatives; scorers need decoder prefix_beam")
+    return GreedySearch(config.blank_id)
 
 
 class GpuStreamingDecoder:
@@ -30,11 +35,18 @@ class GpuStreamingDecoder:
     ends. Not thread-safe: one thread drives a decoder.
     """
 
-    def __init__(self, config: GpuDecoderConfig, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: GpuDecoderConfig,
+        device: torch.device | str = "cpu",
+        *,
+        scorers: Sequence[PrefixScorer] = (),
+    ) -> None:
+        """`scorers` favour some prefixes of the prefix beam over others."""
         self.config = config
         self.device = torch.device(device)
         self._rows = RowPool()
-        self._search = _make_search(config, self.device)
+        self._search = _make_search(config, self.device, scorers)
         self._own_state: StreamState | None = None
 
     def create_state(self, batch: int, vocab_size: int) -> StreamState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,9 +36,17 @@ class PrefixBeam:
     """Prefix beam search with a dictionary from prefix to its (blank, token) pair of log-probs."""
 
     def __init__(
-        self, beam: int = 10, width: int = 10, *, blank: int = 0, threshold: float = 1.0
+        self,
+        beam: int = 10,
+        width: int = 10,
+        *,
+        blank: int = 0,
+        threshold: float = 1.0,
+        bonus: Callable[[Prefix], float] = lambda _: 0.0,
     ) -> None:
+        """`bonus` is added to a prefix's score where prefixes are ranked, and nowhere else."""
         self.beam, self.width, self.blank, self.threshold = beam, width, blank, threshold
+        self.bonus = bonus
         self.prefixes: dict[Prefix, tuple[float, float]] = {(): (0.0, LOG_ZERO)}
 
     def frame(self, log_probs_V: npt.NDArray[np.floating]) -> None:
@@ -58,7 +66,7 @@ class PrefixBeam:
                     _add(grown[(*prefix, token)], 1, ends_in_blank + log_prob)
                 else:
                     _add(grown[(*prefix, token)], 1, total + log_prob)
-        ranked = sorted(grown.items(), key=lambda item: -log_add(*item[1]))
+        ranked = sorted(grown.items(), key=lambda item: -(log_add(*item[1]) + self.bonus(item[0])))
         self.prefixes = {prefix: (pair[0], pair[1]) for prefix, pair in ranked[: self.beam]}
 
     def nbest(self) -> list[tuple[Prefix, float]]:
