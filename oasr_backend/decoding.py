@@ -119,11 +119,13 @@ class StreamDecoders:
     def decode(
         self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], logits_BTV: Tensor
     ) -> None:
-        """One step: row i of the (B, T, V) scores belongs to stream i."""
+        """One step: row i of the (B, T, V) logits belongs to stream i."""
         by_kind = self._rows_by_kind(stream_ids)
         for kind, rows in by_kind.items():
             manager = self._decoders[kind].manager
             scores_NTV = logits_BTV if len(by_kind) == 1 else logits_BTV[rows]
+            if kind.search == "prefix_beam":
+                scores_NTV = scores_NTV.float().log_softmax(dim=-1)
             states = manager.get_states([stream_ids[row] for row in rows])
             frames = [num_frames[row] for row in rows]
             manager.decoder.decode_chunk_batch(scores_NTV, states, num_frames=frames)

@@ -107,22 +107,23 @@ def test_a_batch_of_streams_with_their_own_phrases_equals_the_plain_search(
         graph = ContextGraph.build(phrases, boost, vocab_size=VOCAB)
         scorer.assign(state.rows, tuple(phrases), graph)
     generator = torch.Generator().manual_seed(seed)
-    logits_NTV = torch.randn((len(lists), 20, VOCAB), generator=generator) * 2.0
-    for chunk_NTV in torch.tensor_split(logits_NTV, sorted(cuts), dim=1):
+    log_probs_NTV = torch.randn((len(lists), 20, VOCAB), generator=generator) * 2.0
+    log_probs_NTV = log_probs_NTV.log_softmax(-1)
+    for chunk_NTV in torch.tensor_split(log_probs_NTV, sorted(cuts), dim=1):
         decoder.decode_chunk_batch(chunk_NTV, states)
     scorer.check_integrity()
-    for state, phrases, logits_TV in zip(states, lists, logits_NTV, strict=True):
-        expected = searched(logits_TV, phrases, boost)
+    for state, phrases, log_probs_TV in zip(states, lists, log_probs_NTV, strict=True):
+        expected = searched(log_probs_TV, phrases, boost)
         found = decoder.nbest(state, 5)
         assert [one.score for one in found] == pytest.approx([score for _, score in expected])
         assert found[0].tokens == expected[0][0]
 
 
 def searched(
-    logits_TV: torch.Tensor, phrases: Phrases, boost: float
+    log_probs_TV: torch.Tensor, phrases: Phrases, boost: float
 ) -> list[tuple[tuple[int, ...], float]]:
     search = PrefixBeam(5, 5, bonus=lambda p: plain_bonus(p, phrases, boost, is_final=False))
-    for log_probs_V in logits_TV.log_softmax(-1).double().numpy():
+    for log_probs_V in log_probs_TV.double().numpy():
         search.frame(log_probs_V)
     scored = [
         (prefix, log_add(*pair) + plain_bonus(prefix, phrases, boost, is_final=True))

@@ -172,7 +172,6 @@ class PrefixBeamSearch:
 
     @torch.inference_mode()
     def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
-        log_probs_NTV = log_probs_NTV.float().log_softmax(dim=-1)
         candidates = select_candidates(log_probs_NTV, self._config)
         order = np.argsort(-chunk.num_frames, kind="stable")[: np.count_nonzero(chunk.num_frames)]
         if not np.array_equal(order, np.arange(log_probs_NTV.shape[0])):
