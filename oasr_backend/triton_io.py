@@ -6,6 +6,7 @@ The shapes and rules of the wire are those of config.pbtxt; a test holds the two
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -63,10 +64,11 @@ def answer_now(sender: Any, result: ChunkResult | None) -> None:
 
 
 class MetricsPublisher:
-    """Brings an engine's samples to Triton's metrics port.
+    """Brings an engine's samples to Triton's metrics port, a few at a time.
 
-    Every call into Triton's metrics is a round trip between processes. So counts are kept here and
-    their differences are published at intervals; histograms go out as the counters they consist of.
+    Every call into Triton's metrics is a round trip between processes during which no request is
+    served. So counts are kept here, their differences go out in small portions, and histograms go
+    out as the counters they consist of.
     """
 
     def __init__(self, samples: Callable[[], Iterable[Sample]], labels: Mapping[str, str]) -> None:
@@ -75,19 +77,33 @@ class MetricsPublisher:
         self._families: dict[str, Any] = {}
         self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
         self._published: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        self._waiting: deque[Sample] = deque()
 
     def publish(self) -> None:
-        for sample in self._samples():
-            key = (sample.name, tuple(sample.labels.items()))
-            change = sample.value - self._published.get(key, 0.0)
-            if key in self._published and change == 0.0:
-                continue
-            metric = self._metric(key, sample)
-            if sample.kind == "gauge":
-                metric.set(sample.value)
-            else:
-                metric.increment(change)
-            self._published[key] = sample.value
+        """Everything at once."""
+        self._waiting = deque(self._samples())
+        while self._waiting:
+            self.publish_some()
+
+    def publish_some(self, *, most: int = 2) -> None:
+        """The next few samples that have changed; a new round begins when all have gone out."""
+        self._waiting = self._waiting or deque(self._samples())
+        while self._waiting and most:
+            most -= self._publish_one(self._waiting.popleft())
+
+    def _publish_one(self, sample: Sample) -> bool:
+        """Whether the sample was news."""
+        key = (sample.name, tuple(sample.labels.items()))
+        change = sample.value - self._published.get(key, 0.0)
+        if key in self._published and change == 0.0:
+            return False
+        metric = self._metric(key, sample)
+        if sample.kind == "gauge":
+            metric.set(sample.value)
+        else:
+            metric.increment(change)
+        self._published[key] = sample.value
+        return True
 
     def _metric(self, key: tuple[str, tuple[tuple[str, str], ...]], sample: Sample) -> Any:
         if key not in self._metrics:

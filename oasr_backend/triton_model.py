@@ -30,6 +30,7 @@ from oasr_backend.types import ChunkResult
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
+_PUBLISHING_INTERVAL_S = 0.05
 #: Steps of one `execute`: END takes three, for its own chunk and the padding. Longer chunks are
 #: finished by the backlog, so that nobody waits for another's minute of audio.
 _STEPS_PER_EXECUTE = 3
@@ -56,8 +57,11 @@ class TritonModel:
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._publisher = MetricsPublisher(self._engine.samples, labels)
         self._housekeeping = Periodic(
-            (self._engine.close_idle, self._publisher.publish),
-            interval_s=_HOUSEKEEPING_INTERVAL_S,
+            (self._engine.close_idle,), interval_s=_HOUSEKEEPING_INTERVAL_S
+        )
+        self._publisher.publish()
+        self._publishing = Periodic(
+            (self._publisher.publish_some,), interval_s=_PUBLISHING_INTERVAL_S
         )
         _quiet_garbage_collection()
         logger.info(
@@ -95,6 +99,7 @@ class TritonModel:
 
     def close(self) -> None:
         self._housekeeping.stop()
+        self._publishing.stop()
         self._engine.close()
         self._backlog.stop()
         self._publisher.publish()
