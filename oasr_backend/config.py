@@ -64,6 +64,12 @@ class ServingConfig:
     endpoint_silence_s: float = 0.8
     endpoint_silence_start_s: float = 5.0
     endpoint_max_s: float = 30.0
+    use_lm: bool = False
+    # An n-gram model over units in ARPA format, relative to the checkpoint; empty: none.
+    lm_path: str = ""
+    # Weight of its log-probs in the prefix beam, and what each unit gains against their cost.
+    lm_weight: float = 0.3
+    lm_unit_bonus: float = 0.5
     # What the model speaks; a stream that asks for another language is refused.
     language: str = ""
     # Frames whose blank probability exceeds this are skipped; 1: none.

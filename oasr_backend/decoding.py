@@ -16,9 +16,12 @@ from torch import Tensor
 from oasr_backend.cache import CtcStateCacheManager, StreamHandle
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoders.arpa import load_arpa
+from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import DecoderName
 from oasr_backend.decoders.context_graph import ContextGraph
 from oasr_backend.decoders.hotwords import HotwordScorer
+from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
@@ -35,17 +38,33 @@ def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
     )
 
 
+def load_language_model(
+    config: ServingConfig, tokenizer: Tokenizer, device: torch.device
+) -> NgramScorer | None:
+    """The server's n-gram model, if it has one. Raises ConfigError for one that does not fit."""
+    if not config.lm_path:
+        return None
+    symbols = tokenizer.pieces(range(tokenizer.vocab_size))
+    return NgramScorer(
+        load_arpa(config.lm_path, symbols),
+        weight=config.lm_weight,
+        unit_bonus=config.lm_unit_bonus,
+        device=device,
+    )
+
+
 class DecoderKind(NamedTuple):
     """What streams must have in common to be decoded together."""
 
     search: DecoderName
     beam_size: int
     has_hotwords: bool = False
+    has_lm: bool = False
 
     @classmethod
     def of(cls, options: StreamOptions) -> DecoderKind:
         if options.decoder == "prefix_beam":
-            return cls("prefix_beam", options.beam_size, bool(options.phrases))
+            return cls("prefix_beam", options.beam_size, bool(options.phrases), options.use_lm)
         return cls("greedy", 1)
 
 
@@ -67,8 +86,10 @@ class StreamDecoders:
         *,
         vocab_size: int,
         device: torch.device,
+        language_model: NgramScorer | None = None,
     ) -> None:
         """`config` is what a stream without options gets; others share its further settings."""
+        self._language_model = language_model
         self._config = config
         self._device = device
         self._vocab_size = vocab_size
@@ -86,7 +107,11 @@ class StreamDecoders:
         return list(self._decoders)
 
     def check(self, options: StreamOptions) -> None:
-        """Raises InvalidRequestError for hotwords that the model's units cannot spell."""
+        """Raises InvalidRequestError for what this model cannot spell or this server has not."""
+        if options.use_lm and self._language_model is None:
+            raise InvalidRequestError(
+                "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
+            )
         if options.phrases:
             self._spelling.graph(options)
 
@@ -175,7 +200,9 @@ class StreamDecoders:
         if kind not in self._decoders:
             config = replace(self._config, decoder=kind.search, beam_size=kind.beam_size, nbest=1)
             hotwords = self._spelling.scorer(self._device) if kind.has_hotwords else None
-            scorers = [scorer for scorer in (hotwords,) if scorer is not None]
+            language_model = self._language_model if kind.has_lm else None
+            both: tuple[PrefixScorer | None, ...] = (hotwords, language_model)
+            scorers = [scorer for scorer in both if scorer is not None]
             manager = CtcStateCacheManager(config, device=self._device, scorers=scorers)
             self._decoders[kind] = _Decoder(manager, hotwords)
         return self._decoders[kind]

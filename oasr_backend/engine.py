@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from oasr_backend.admission import Admission
 from oasr_backend.batching import StepBatch, next_batch, stack_windows
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoding import decoder_config
+from oasr_backend.decoding import decoder_config, load_language_model
 from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
@@ -62,6 +63,7 @@ class Engine:
             decoder_config(config, model.blank_id),
             tokenizer=checkpoint.tokenizer,
             vocab_size=model.vocab_size,
+            language_model=load_language_model(config, checkpoint.tokenizer, device),
         )
         self.metrics = EngineMetrics()
         self.streams = StreamRegistry(
@@ -91,6 +93,8 @@ class Engine:
     @classmethod
     def load(cls, checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
         """Loads a checkpoint directory and gets ready to serve it on `device`."""
+        if config.lm_path:
+            config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
         return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
 
     @property

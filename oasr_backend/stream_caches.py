@@ -23,6 +23,7 @@ from oasr_backend.cache import (
 from oasr_backend.cache.sizing import sized
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
 from oasr_backend.stream_options import StreamOptions
@@ -80,6 +81,7 @@ class StreamCaches:
         *,
         tokenizer: Tokenizer,
         vocab_size: int,
+        language_model: NgramScorer | None = None,
     ) -> None:
         self.config = config
         # One lane that no stream is bound to takes the rows that pad a step to a captured width.
@@ -87,7 +89,13 @@ class StreamCaches:
         self.slots = StreamSlotPool(config.max_batch_size)
         self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
         self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
-        self.ctc = StreamDecoders(decoder, tokenizer, vocab_size=vocab_size, device=config.device)
+        self.ctc = StreamDecoders(
+            decoder,
+            tokenizer,
+            vocab_size=vocab_size,
+            device=config.device,
+            language_model=language_model,
+        )
 
     def open(
         self, generation: int, options: StreamOptions | None = None

@@ -52,6 +52,8 @@ class StreamOptions:
     hotwords: str = ""
     # Log-prob that each unit of a favoured phrase gains.
     hotword_boost: float = 1.5
+    # Whether the server's n-gram model takes part; prefix beam only.
+    use_lm: bool = False
     # Whether RESULT splits the stream into segments.
     endpoint: bool = False
     # Silence after speech that ends a segment.
@@ -86,7 +88,7 @@ class StreamOptions:
             values[name] = _typed(name, value, kinds[name])
         if values.get("decoder") == "greedy":
             # Defaults that only the server's own choice of decoder can honour.
-            values = {"nbest": 1, "hotwords": "", **values}
+            values = {"nbest": 1, "hotwords": "", "use_lm": False, **values}
         return replace(defaults or cls(), **values)
 
     @property
@@ -126,13 +128,12 @@ def _check_search(options: StreamOptions) -> None:
             "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
         )
     _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
-    if not options.hotwords:
-        return
-    if options.decoder != "prefix_beam":
-        raise InvalidRequestError(
-            f"hotwords={options.hotwords!r} need a search that weighs alternatives; send "
-            "decoder=prefix_beam too, or leave hotwords out"
-        )
+    for name in ("hotwords", "use_lm"):
+        if getattr(options, name) and options.decoder != "prefix_beam":
+            raise InvalidRequestError(
+                f"{name}={getattr(options, name)!r} needs a search that weighs alternatives; send "
+                f"decoder=prefix_beam too, or leave {name} out"
+            )
     if len(options.phrases) > MAX_PHRASES:
         raise InvalidRequestError(
             f"hotwords holds {len(options.phrases)} phrases, more than {MAX_PHRASES}; send those "

@@ -10,6 +10,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.stream_options import StreamOptions
 from tests.conftest import MODEL_REPOSITORY, ROOT
 
 MODEL_DIR = MODEL_REPOSITORY / "oasr_streaming"
@@ -75,6 +76,11 @@ def test_every_parameter_is_one_that_the_backend_knows(config: Any) -> None:
     serving = _serving(config)
     assert (serving.num_left_chunks, serving.chunk_size) == (4, 16)
     assert serving.resolve_checkpoint(MODEL_DIR).is_dir(), "the demo checkpoint ships"
+
+
+def test_streams_get_the_documented_defaults(config: Any) -> None:
+    assert StreamOptions.from_config(_serving(config)) == StreamOptions()
+    assert _serving(config).language == "en", "what the demo checkpoint speaks"
 
 
 def test_there_is_one_instance_a_device(config: Any) -> None:

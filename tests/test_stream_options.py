@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from oasr_backend.errors import InvalidRequestError
+from oasr_backend.config import ServingConfig
+from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
 from oasr_backend.types import ParameterValue
 
@@ -31,6 +32,14 @@ def test_usual_sample_rates_are_taken(rate: int) -> None:
         ({"channels": 2}, ["channels=2", "mono", "mix"]),
         ({"channels": 0}, ["channels=0", "mono"]),
         ({"sampel_rate": 8000}, ["'sampel_rate'=8000", "did you mean 'sample_rate'"]),
+        ({"hotword_boost": "much"}, ["hotword_boost", "str", "float"]),
+        ({"hotword_boost": "nan"}, ["hotword_boost", "float"]),
+        ({"endpoint": 1}, ["endpoint", "int", "bool"]),
+        ({"nbest": 0}, ["nbest=0", "1 .. 1"]),
+        ({"beam_size": 0}, ["beam_size=0", "1 .. 64"]),
+        ({"decoder": "beam"}, ["'beam'", "greedy, prefix_beam"]),
+        ({"use_lm": True}, ["use_lm=True", "decoder=prefix_beam"]),
+        ({"endpoint_max_s": -1}, ["endpoint_max_s=-1", "0 .. 3600"]),
         ({"chunkseq": 1}, ["'chunkseq'", "did you mean 'chunk_seq'"]),
     ],
 )
@@ -60,3 +69,33 @@ def test_a_chunk_number_is_an_integer(value: ParameterValue) -> None:
 def test_an_option_after_start_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"sample_rate=8000 came after START"):
         check_later_parameters({"sample_rate": 8000, "chunk_seq": 2})
+
+
+@pytest.mark.parametrize("value", [2, "2", "2.0", 2.0])
+def test_a_fraction_may_come_as_an_integer_or_a_string(value: ParameterValue) -> None:
+    options = StreamOptions.from_parameters({"hotword_boost": value})
+    assert options.hotword_boost == 2.0
+    assert type(options.hotword_boost) is float
+
+
+def test_phrases_are_split_at_lines_and_bars_and_each_counts_once() -> None:
+    options = StreamOptions(decoder="prefix_beam", hotwords=" NEW  YORK|BOSTON\n\nNEW YORK |")
+    assert options.phrases == ("NEW YORK", "BOSTON")
+
+
+def test_a_server_without_settings_has_the_defaults_of_the_options() -> None:
+    assert StreamOptions.from_config(ServingConfig()) == StreamOptions()
+
+
+def test_what_a_stream_says_wins_over_its_server() -> None:
+    config = ServingConfig(decoder="prefix_beam", nbest=5, hotwords="A", word_times=True)
+    defaults = StreamOptions.from_config(config)
+    assert StreamOptions.from_parameters({}, defaults) == defaults
+    assert StreamOptions.from_parameters({"nbest": 2}, defaults).nbest == 2
+    greedy = StreamOptions.from_parameters({"decoder": "greedy"}, defaults)
+    assert (greedy.nbest, greedy.hotwords, greedy.word_times) == (1, "", True)
+
+
+def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
+    with pytest.raises(ConfigError, match="nbest=5"):
+        StreamOptions.from_config(ServingConfig(nbest=5))
