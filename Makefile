@@ -16,9 +16,13 @@ help: ## List the targets
 
 install: $(STAMP) ## Make .venv with the server, the client and the tools, all pinned
 
+# The pins are those of Python 3.11; other versions take what pyproject.toml allows.
+IS_PINNED := $(shell $(PYTHON) -c 'import sys; print("yes" if sys.version_info[:2] == (3, 11) else "")')
+WANTED := $(if $(IS_PINNED),-r requirements/ci.txt,torch==2.13.0 setuptools triton '.[dev]')
+
 $(STAMP): requirements/ci.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/ci.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(WANTED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -35,6 +39,7 @@ check: lint types unit ## Lint, types and tests
 lint: install ## ruff: rules and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 types: install ## mypy --strict on the package and the client
 	@# mypy sees no import hooks; this link tells it that client/ is the package oasr_client.

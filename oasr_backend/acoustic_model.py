@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.encoders import ConformerEncoder, EncoderCaches, EncoderSpec
+from oasr_backend.encoders import EncoderCaches, EncoderSpec, StreamingEncoder
 from oasr_backend.features import GlobalCmvn, LogMelFilterbank
 
 
@@ -20,7 +22,7 @@ class AcousticModel(nn.Module):
         *,
         filterbank: LogMelFilterbank,
         cmvn: GlobalCmvn | None,
-        encoder: ConformerEncoder,
+        encoder: StreamingEncoder,
         vocab_size: int,
         blank_id: int,
     ) -> None:
@@ -48,7 +50,7 @@ class AcousticModel(nn.Module):
         # Tables are projected in float32, then rounded once.
         self.encoder.tabulate_positions(num_positions)
         self.to(device)
-        self.encoder.to(dtype)
+        cast(nn.Module, self.encoder).to(dtype)
         self.ctc.to(dtype)
 
     def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> Tensor:

@@ -51,7 +51,7 @@ def derive_max_num_blocks(
     """
     floor, ceiling = _block_range(config)
     available, origin = _available(config, budget_bytes, utilisation, reserve_bytes)
-    affordable = max(0, available) // block_bytes(config)
+    affordable = max(0, available) // max(1, block_bytes(config))
     if affordable < floor:
         raise ConfigError(
             f"the K/V pool needs at least {floor} blocks of {block_bytes(config)} bytes = "

@@ -19,7 +19,6 @@ from oasr_backend.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _POSITIVE_FIELDS = (
-    "num_layers",
     "n_kv_head",
     "head_dim",
     "hidden_dim",
@@ -135,6 +134,10 @@ class CacheConfig:
         for name in _POSITIVE_FIELDS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_layers < 0:
+            raise ConfigError(
+                f"num_layers={self.num_layers} must be 0 (an encoder without K/V) or more"
+            )
         if self.max_num_blocks is not None and self.max_num_blocks < 1:
             raise ConfigError(f"max_num_blocks={self.max_num_blocks} must be at least 1")
         if self.num_left_chunks < -1:

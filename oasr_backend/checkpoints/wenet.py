@@ -40,14 +40,15 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
     encoder_config = conformer_config(config)
     weights = _read_weights(_existing(directory, "final.pt"))
     ctc_weight = _take(weights, "ctc.ctc_lo.weight")
+    encoder = ConformerEncoder(encoder_config)
+    _load_strictly(encoder, _encoder_weights(weights, encoder_config))
     model = AcousticModel(
         filterbank=LogMelFilterbank(fbank_config(config)),
         cmvn=_load_cmvn(directory, config, weights),
-        encoder=ConformerEncoder(encoder_config),
+        encoder=encoder,
         vocab_size=ctc_weight.shape[0],
         blank_id=int((config.get("ctc_conf") or {}).get("ctc_blank_id", 0)),
     )
-    _load_strictly(model.encoder, _encoder_weights(weights, encoder_config))
     _load_strictly(model.ctc, {"weight": ctc_weight, "bias": _take(weights, "ctc.ctc_lo.bias")})
     tokenizer = load_tokenizer(_existing(directory, "units.txt"), _bpe_model(directory, config))
     if tokenizer.vocab_size < model.vocab_size:

@@ -65,10 +65,14 @@ class EncoderCaches:
 
 
 class StreamingEncoder(Protocol):
-    """One batched chunk step. Rows never see each other."""
+    """One batched chunk step. Rows never see each other. Implementations are `nn.Module`s."""
 
     @property
     def spec(self) -> EncoderSpec: ...
+
+    def tabulate_positions(self, num_positions: int) -> None:
+        """Called once, in float32, before serving: builds what depends on absolute positions."""
+        ...
 
     def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
         """(B, W, F) feature windows to (B, T, D) encoder frames and the next convolution state.
