@@ -16,6 +16,7 @@ from oasr_backend.cache import (
     BlockPool,
     CacheConfig,
     CnnCacheManager,
+    SlotStateCache,
     StreamContext,
     StreamHandle,
     StreamSlotPool,
@@ -89,6 +90,15 @@ class StreamCaches:
         self.slots = StreamSlotPool(config.max_batch_size)
         self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
         self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
+        # Whatever else the encoder declares; none for a Conformer.
+        self.states = SlotStateCache(
+            config.stream_states,
+            config.max_batch_size,
+            config.device,
+            dtype=config.dtype,
+            extra_slots=1,
+            slot_pool=self.slots,
+        )
         self.ctc = StreamDecoders(
             decoder,
             tokenizer,
@@ -106,14 +116,17 @@ class StreamCaches:
             undo.callback(self.attention.free_stream, generation)
             self.conv.allocate_stream(generation)
             undo.callback(self.conv.free_stream, generation)
+            self.states.allocate_stream(generation)
+            undo.callback(self.states.free_stream, generation)
             self.ctc.allocate_stream(generation, options)
             undo.pop_all()
-        return StreamContext(generation, self.attention, self.conv, self.ctc)
+        return StreamContext(generation, self.attention, self.conv, self.ctc, states=self.states)
 
     def prepare(self, generations: Sequence[int]) -> None:
         """Makes room for one more chunk of every stream; nothing is written yet."""
         self.attention.prepare_chunks_batched(generations)
         self.conv.zero_pending()
+        self.states.zero_pending()
 
     def row_data(
         self, generations: Sequence[int], num_frames: Sequence[int], *, width: int
@@ -148,7 +161,12 @@ class StreamCaches:
             history_frames=history_frames,
         )
         conv = self.conv.view_of("conv", slots_W)
-        return EncoderCaches(kv=kv, conv=conv, first_key_position_B=first_key_position_W)
+        return EncoderCaches(
+            kv=kv,
+            conv=conv,
+            first_key_position_B=first_key_position_W,
+            states=self.states.views(slots_W),
+        )
 
     def commit(
         self, generations: Sequence[int], num_frames: Sequence[int], logits_BTV: Tensor

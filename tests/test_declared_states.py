@@ -1,0 +1,99 @@
+"""An encoder that keeps everything in declared states, served by the real engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from oasr_backend.acoustic_model import AcousticModel
+from oasr_backend.cache import StreamStateSpec
+from oasr_backend.checkpoints import Checkpoint
+from oasr_backend.config import ServingConfig
+from oasr_backend.encoders import EncoderCaches, EncoderSpec
+from oasr_backend.engine import Engine
+from oasr_backend.features import LogMelFilterbank
+from oasr_backend.tokenizer import load_tokenizer
+from oasr_backend.types import Samples
+from tests.conftest import DEMO_DIR
+from tests.engine_helpers import ask, chunk, noise
+
+DIM = 24
+
+
+class RecurrentEncoder(nn.Module):
+    """A leaky memory over pairs of feature frames; no attention, no convolution."""
+
+    spec = EncoderSpec(
+        num_mel_bins=80,
+        subsampling_rate=2,
+        right_context_frames=1,
+        model_dim=DIM,
+        num_kv_layers=0,
+        num_kv_heads=1,
+        head_dim=1,
+        conv_kernel_size=1,
+        # The slot axis may stand anywhere.
+        state_specs=(StreamStateSpec("memory", (2, DIM), slot_axis=1),),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Linear(2 * 80, DIM)
+
+    def tabulate_positions(self, num_positions: int) -> None:
+        """This encoder knows no positions."""
+
+    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
+        x_BTD = torch.tanh(self.stack(features_BWF.unflatten(1, (-1, 2)).flatten(2)))
+        memory_2BD = caches.states["memory"].gather()
+        slow_BD, fast_BD = memory_2BD.unbind()
+        frames = []
+        for x_BD in x_BTD.unbind(1):
+            slow_BD, fast_BD = 0.95 * slow_BD + x_BD, 0.5 * fast_BD + x_BD
+            frames.append(fast_BD - 0.05 * slow_BD)
+        caches.states["memory"].scatter(torch.stack((slow_BD, fast_BD)))
+        no_conv_LBKD = x_BTD.new_zeros((0, x_BTD.shape[0], 0, DIM))
+        return torch.stack(frames, dim=1), no_conv_LBKD
+
+
+def recurrent_engine(**settings: Any) -> Engine:
+    torch.manual_seed(0)
+    model = AcousticModel(
+        filterbank=LogMelFilterbank(),
+        cmvn=None,
+        encoder=RecurrentEncoder(),
+        vocab_size=258,
+        blank_id=0,
+    )
+    tokenizer = load_tokenizer(DEMO_DIR / "units.txt", None)
+    config = ServingConfig(**{"max_streams": 3, **settings})
+    return Engine(Checkpoint(model, tokenizer), config, device=torch.device("cpu"))
+
+
+def whole_text(samples_S: Samples) -> str:
+    (result,) = ask(recurrent_engine(), chunk("whole", samples_S, flags="SE"))
+    assert result.error is None
+    return result.text
+
+
+def test_the_state_carries_what_was_heard_from_step_to_step() -> None:
+    audio = [noise(seed, seconds=2.5) for seed in range(3)]
+    expected = [whole_text(samples_S) for samples_S in audio]
+    assert len(set(expected)) == 3
+    engine = recurrent_engine()
+    for start in range(0, 40_000, 7_000):
+        flags = ("S" if start == 0 else "") + ("E" if start + 7_000 >= 40_000 else "")
+        pieces = [samples_S[start : min(start + 7_000, 40_000)] for samples_S in audio]
+        results = ask(engine, *(chunk(i, piece, flags=flags) for i, piece in enumerate(pieces)))
+    assert [result.text for result in results] == expected
+    engine.check_integrity()
+
+
+def test_a_slot_that_comes_again_remembers_nothing() -> None:
+    engine = recurrent_engine(max_streams=1)
+    first, second = noise(5, seconds=1.5), noise(6, seconds=1.5)
+    ask(engine, chunk("a", first, flags="SE"))
+    (again,) = ask(engine, chunk("b", second, flags="SE"))
+    assert again.text == whole_text(second)
