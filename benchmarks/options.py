@@ -1,0 +1,102 @@
+"""What a stream's options cost: 32 live streams, the same audio, one option set after the other.
+
+The rounds of all sets alternate, so that whatever else the machine does hits each of them alike.
+
+    python -m benchmarks.options [--repeats N] [--threads N]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from rich.console import Console
+
+from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
+from benchmarks.report import Figure, Report
+from benchmarks.workload import DEMO_DIRECTORY, Utterance, utterances
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
+from oasr_backend.types import AudioChunk, ParameterValue
+
+STREAMS = 32
+#: Prefix beam 10 may cost this much of greedy, end to end.
+_MOST_FOR_THE_BEAM = 1.5
+_BEAM: Mapping[str, ParameterValue] = {"decoder": "prefix_beam"}
+_PHRASES = "PROTECTIVE INTELLIGENCE|SECRET SERVICE|COMMISSION|TREASURY|PRESIDENTIAL|ADVANCE"
+OPTION_SETS: Mapping[str, Mapping[str, ParameterValue]] = {
+    "no options": {},
+    "word times, segments": {"word_times": True, "endpoint": True},
+    "prefix beam 10": _BEAM,
+    "prefix beam 10, 4 best": {**_BEAM, "nbest": 4},
+    "prefix beam 10, hotwords": {**_BEAM, "hotwords": _PHRASES},
+}
+
+
+class _OptionLoop(ClosedLoop):
+    """Every stream asks for the same options, and for RESULT if there are any."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        audio: Sequence[Utterance],
+        parameters: Mapping[str, ParameterValue],
+    ) -> None:
+        super().__init__(engine, audio, STREAMS)
+        self._parameters = parameters
+
+    def _next_chunk(self, index: int, slot: object) -> AudioChunk:
+        chunk = super()._next_chunk(index, slot)  # type: ignore[arg-type]
+        parameters = self._parameters if chunk.is_first else {}
+        return replace(chunk, parameters=parameters, wants_result=bool(self._parameters))
+
+
+def measure(repeats: int) -> Report:
+    audio = utterances(quick=False)
+    loops = {
+        name: _OptionLoop(_engine(), audio, parameters) for name, parameters in OPTION_SETS.items()
+    }
+    times_ms: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(WARM_UP_ROUNDS + repeats):
+        for name, loop in loops.items():
+            elapsed_ms = loop.round() * 1e3
+            if number >= WARM_UP_ROUNDS:
+                times_ms[name].append(elapsed_ms)
+    figures = [Figure(f"{name}: round", "ms", values) for name, values in times_ms.items()]
+    figures += [_share(name, times_ms) for name in list(loops)[1:]]
+    configuration = {
+        "streams": STREAMS,
+        "threads": torch.get_num_threads(),
+        "repeats": repeats,
+        "options": {name: dict(parameters) for name, parameters in OPTION_SETS.items()},
+    }
+    return Report("options", configuration, figures)
+
+
+def _share(name: str, times_ms: Mapping[str, Sequence[float]]) -> Figure:
+    """Per round, the throughput that is left of that without options."""
+    pairs = zip(times_ms["no options"], times_ms[name], strict=True)
+    target = 1 / _MOST_FOR_THE_BEAM if name == "prefix beam 10" else None
+    shares = [plain / other for plain, other in pairs]
+    return Figure(f"{name}: throughput", "of that without options", shares, target)
+
+
+def _engine() -> Engine:
+    return Engine.load(DEMO_DIRECTORY, ServingConfig(max_streams=STREAMS), device="cpu")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    report = measure(arguments.repeats)
+    report.show(Console())
+    report.write()
+
+
+if __name__ == "__main__":
+    main()
