@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,3 +88,9 @@ def live_server() -> Iterator[LiveServer]:
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
     torch.set_num_threads(2)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _interruptible() -> None:
+    """A shell that runs the tests in the background ignores SIGINT, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
