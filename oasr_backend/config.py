@@ -59,7 +59,7 @@ class ServingConfig:
     word_times: bool = False
     partials: str = "every"
     hotwords: str = ""
-    hotword_boost: float = 1.5
+    hotword_boost: float = 1.0
     endpoint: bool = False
     endpoint_silence_s: float = 0.8
     endpoint_silence_start_s: float = 5.0

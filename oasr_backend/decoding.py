@@ -10,10 +10,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oasr_backend.cache import CtcStateCacheManager, StreamHandle
+from oasr_backend.cache.device import to_device
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoders.arpa import load_arpa
@@ -148,7 +150,10 @@ class StreamDecoders:
         by_kind = self._rows_by_kind(stream_ids)
         for kind, rows in by_kind.items():
             manager = self._decoders[kind].manager
-            scores_NTV = logits_BTV if len(by_kind) == 1 else logits_BTV[rows]
+            scores_NTV = logits_BTV
+            if len(by_kind) > 1:
+                row_N = to_device(np.array(rows, dtype=np.int64), logits_BTV.device)
+                scores_NTV = logits_BTV.index_select(0, row_N)
             if kind.search == "prefix_beam":
                 scores_NTV = scores_NTV.float().log_softmax(dim=-1)
             states = manager.get_states([stream_ids[row] for row in rows])

@@ -51,7 +51,7 @@ class StreamOptions:
     # Phrases to favour, separated by line feeds or "|"; prefix beam only.
     hotwords: str = ""
     # Log-prob that each unit of a favoured phrase gains.
-    hotword_boost: float = 1.5
+    hotword_boost: float = 1.0
     # Whether the server's n-gram model takes part; prefix beam only.
     use_lm: bool = False
     # Whether RESULT splits the stream into segments.
