@@ -200,7 +200,8 @@ class Engine:
 
     def _refuse(self, turn: Turn, error: OasrError) -> None:
         self.metrics.rejected[type(error).__name__] += 1
-        turn.result = ChunkResult(error=error)
+        # A traceback keeps the frames that it passed, and with them this turn and its audio.
+        turn.result = ChunkResult(error=error.with_traceback(None))
 
     def _step(self, streams: Sequence[Stream]) -> None:
         begin_s = time.perf_counter()

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 Kind = Literal["counter", "gauge"]
@@ -42,13 +43,13 @@ class Histogram:
         self.total += value
 
     def samples(self) -> Iterator[Sample]:
-        cumulative = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            cumulative += count
-            labels = {"le": str(bound)}
-            yield Sample(f"{self.name}_bucket", "counter", self.help, labels, cumulative)
+        """Widest bucket first: whoever reads between two of them never sees a count fall."""
+        cumulative = list(accumulate(self.counts))
+        yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative[-1])
         yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total)
-        yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative)
+        bounds = [*map(str, self.bounds), "+Inf"]
+        for bound, count in zip(reversed(bounds), reversed(cumulative), strict=True):
+            yield Sample(f"{self.name}_bucket", "counter", self.help, {"le": bound}, count)
 
 
 @dataclass

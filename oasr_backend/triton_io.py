@@ -42,7 +42,7 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk | Oas
             is_cancelled=request.is_cancelled if asks_cancelled else _never,
         )
     except OasrError as error:
-        return error
+        return error.with_traceback(None)
 
 
 def write_response(result: ChunkResult) -> Any:
@@ -85,7 +85,7 @@ class MetricsPublisher:
         while self._waiting:
             self.publish_some()
 
-    def publish_some(self, *, most: int = 2) -> None:
+    def publish_some(self, *, most: int = 4) -> None:
         """The next few samples that have changed; a new round begins when all have gone out."""
         self._waiting = self._waiting or deque(self._samples())
         while self._waiting and most:

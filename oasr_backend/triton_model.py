@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
 _PUBLISHING_INTERVAL_S = 0.05
-#: Steps of one `execute`: END takes three, for its own chunk and the padding. Longer chunks are
-#: finished by the backlog, so that nobody waits for another's minute of audio.
-_STEPS_PER_EXECUTE = 3
+#: `execute` steps until its turns are done or so much time has passed: END takes three quick steps.
+#: What lasts longer is finished by the backlog, so that nobody waits for another's minute of audio.
+_EXECUTE_BUDGET_S = 0.05
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
 #: not asked: whoever has gone away is then freed by the idle limit.
 _MOST_CANCEL_CHECKS = 16
@@ -79,10 +80,11 @@ class TritonModel:
             [read_chunk(request, asks_cancelled=asks_cancelled) for request in live]
         )
         early = self._answer_refusals(live, turns)
-        for _ in range(_STEPS_PER_EXECUTE):
-            if all(turn.is_done for turn in turns):
-                break
+        deadline_s = time.monotonic() + _EXECUTE_BUDGET_S
+        while not all(turn.is_done for turn in turns):
             self._engine.step()
+            if time.monotonic() > deadline_s:
+                break
         answers = iter(
             [
                 None if index in early else self._respond(request, turn)
@@ -186,7 +188,7 @@ def _quiet_garbage_collection() -> None:
     """Keeps the collector off what lives as long as the model: walking it stalls every stream."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(10_000, 20, 20)
 
 
 def _is_refused(turn: Turn) -> bool:

@@ -24,12 +24,12 @@ def test_buckets_are_cumulative_and_their_bounds_inclusive() -> None:
         histogram.observe(value)
     samples = [(s.name, s.labels.get("le"), s.value) for s in histogram.samples()]
     assert samples == [
-        ("h_bucket", "1", 1),
-        ("h_bucket", "2", 3),
-        ("h_bucket", "4", 4),
-        ("h_bucket", "+Inf", 5),
-        ("h_sum", None, 17),
         ("h_count", None, 5),
+        ("h_sum", None, 17),
+        ("h_bucket", "+Inf", 5),
+        ("h_bucket", "4", 4),
+        ("h_bucket", "2", 3),
+        ("h_bucket", "1", 1),
     ]
 
 

@@ -41,7 +41,13 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
     weights = _read_weights(_existing(directory, "final.pt"))
     ctc_weight = _take(weights, "ctc.ctc_lo.weight")
     encoder = ConformerEncoder(encoder_config)
-    _load_strictly(encoder, _encoder_weights(weights, encoder_config))
+    try:
+        _load_strictly(encoder, _encoder_weights(weights, encoder_config))
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{directory / 'final.pt'} does not fit its train.yaml: {error}; take both from one "
+            "training"
+        ) from error
     model = AcousticModel(
         filterbank=LogMelFilterbank(fbank_config(config)),
         cmvn=_load_cmvn(directory, config, weights),
@@ -63,8 +69,9 @@ def _existing(directory: Path, name: str) -> Path:
     path = directory / name
     if not path.is_file():
         raise CheckpointError(
-            f"{path} does not exist; a WeNet checkpoint directory holds train.yaml, final.pt and "
-            "units.txt. Point checkpoint_dir at one"
+            f"{path} does not exist; a WeNet checkpoint directory holds train.yaml, final.pt, "
+            "units.txt and the CMVN file that train.yaml names. Copy it there, or point "
+            "checkpoint_dir elsewhere"
         )
     return path
 
@@ -73,7 +80,10 @@ def _read_weights(path: Path) -> Weights:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+        raise CheckpointError(
+            f"cannot read {path} ({path.stat().st_size} bytes): it is damaged, incomplete or no "
+            "PyTorch state dict; copy it again"
+        ) from error
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{path} holds no state dict; export one with WeNet's average_model")
     tensors = loaded.get("model", loaded)

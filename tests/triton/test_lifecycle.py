@@ -28,7 +28,7 @@ pytestmark = pytest.mark.triton
 MAX_STREAMS = 6
 TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
 #: After this, metrics are of now.
-PUBLISHED_S = 1.2
+PUBLISHED_S = 2.5
 #: Limit, housekeeping and publishing intervals, and patience.
 BACK_S = STREAM_IDLE_S + 10.0
 
@@ -108,14 +108,19 @@ def test_utterances_pipelined_without_waiting_never_mix(
             calls.append(wire.send(9, recordings[index][:0], "E"))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    outcomes = run_async(model.server, model.name, act)
-    for outcome in outcomes:
-        if isinstance(outcome, InferenceServerException):
-            assert status_of(outcome) == "INVALID_ARGUMENT"
-            assert "START" in str(outcome.message())
-    finals = [text for text in outcomes[1::2] if isinstance(text, str)]
+    finals: list[str] = []
+    # Calls that are sent at once may arrive in any order; in some the ENDs come first.
+    for _ in range(8):
+        outcomes = run_async(model.server, model.name, act)
+        for outcome in outcomes:
+            if isinstance(outcome, InferenceServerException):
+                assert status_of(outcome) == "INVALID_ARGUMENT"
+                assert "START" in str(outcome.message())
+        finals += [text for text in outcomes[1::2] if isinstance(text, str)]
+        assert set(finals) <= set(expected[:2])
+        if finals:
+            break
     assert finals
-    assert set(finals) <= set(expected[:2])
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])

@@ -221,7 +221,11 @@ def test_a_fault_in_the_step_ends_its_streams_and_a_lost_device_everything(
     wait_until(
         lambda: faulty.metrics().get("oasr_healthy") == 0, timeout_s=5, what="the gauge tells it"
     )
-    assert faulty.metrics()['oasr_finished_total{reason="failed"}'] >= 2
+    wait_until(
+        lambda: faulty.metrics().get('oasr_finished_total{reason="failed"}', 0) >= 2,
+        timeout_s=5,
+        what="the ends are counted",
+    )
 
 
 def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(

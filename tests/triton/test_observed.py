@@ -19,16 +19,21 @@ from tests.triton.wire import AsyncWire, Wire, metrics, run_async, wait_until
 pytestmark = pytest.mark.triton
 
 
+PUBLISHED_S = 2.5
+
+
 def test_every_metric_of_the_engine_is_on_the_metrics_port(
     live_server: LiveServer, recordings: list[Pcm16], expected: list[str]
 ) -> None:
     with Wire(live_server.server, live_server.model_name) as wire:
         wire.send("observed", recordings[0][:20000], "S")
         wait_until(
-            lambda: metrics(live_server.server, live_server.model_name)["oasr_active_streams"] >= 1,
+            lambda: metrics(live_server.server, live_server.model_name)["oasr_used_blocks"] >= 1,
             timeout_s=5,
             what="the stream is seen",
         )
+        # A round of publishing takes a moment; the histograms come last.
+        time.sleep(PUBLISHED_S)
         now = metrics(live_server.server, live_server.model_name)
         wire.send("observed", recordings[0][20000:], "E")
     assert now["oasr_used_blocks"] >= 1
