@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +15,19 @@ import soxr
 from oasr_client.errors import InvalidAudioError
 
 SAMPLE_RATE_HZ = 16000
+#: Below, speech is not intelligible and resampling multiplies a file's size; above, no recorder.
+MIN_FILE_RATE_HZ = 4000
+MAX_FILE_RATE_HZ = 384000
 _RAW_SUBTYPES = {"pcm16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
 
 Mono = npt.NDArray[np.float32]
 
 
 def read_audio(path: str | Path) -> Mono:
-    """Any file, rate and channel count that libsndfile reads. Raises InvalidAudioError."""
+    """Any plain file and channel count that libsndfile reads, at 4..384 kHz.
+
+    Raises InvalidAudioError.
+    """
     return _read(path)
 
 
@@ -30,7 +38,8 @@ def read_raw(
     sample_rate_hz: int = SAMPLE_RATE_HZ,
     channels: int = 1,
 ) -> Mono:
-    """A file without a header, little-endian. Raises InvalidAudioError."""
+    """A file without a header, little-endian, at 4..384 kHz. Raises InvalidAudioError."""
+    check_rate(sample_rate_hz)
     if encoding not in _RAW_SUBTYPES:
         raise InvalidAudioError(
             f"raw encoding {encoding!r} is unknown; use one of {', '.join(_RAW_SUBTYPES)}"
@@ -46,12 +55,24 @@ def read_raw(
 
 
 def to_mono_16k(samples_NC: npt.NDArray[Any], sample_rate_hz: int) -> Mono:
-    """Averages the channels of floats in [-1, 1] and resamples with soxr's HQ filter."""
+    """Averages the channels of floats in [-1, 1] and resamples with soxr's HQ filter.
+
+    Raises InvalidAudioError for a rate outside 4..384 kHz.
+    """
+    check_rate(sample_rate_hz)
     mono = samples_NC.mean(axis=1, dtype=np.float32) if samples_NC.ndim == 2 else samples_NC
     mono = np.ascontiguousarray(mono, dtype=np.float32)
     if sample_rate_hz == SAMPLE_RATE_HZ or mono.size == 0:
         return mono
     return np.asarray(soxr.resample(mono, sample_rate_hz, SAMPLE_RATE_HZ, quality="HQ"))
+
+
+def check_rate(sample_rate_hz: int) -> None:
+    if not MIN_FILE_RATE_HZ <= sample_rate_hz <= MAX_FILE_RATE_HZ:
+        raise InvalidAudioError(
+            f"the sample rate is {sample_rate_hz} Hz, expected {MIN_FILE_RATE_HZ} to "
+            f"{MAX_FILE_RATE_HZ}; name the recording's own rate, or convert it to 16000 Hz"
+        )
 
 
 def iter_chunks(samples: npt.NDArray[Any], chunk_ms: float) -> Iterator[npt.NDArray[Any]]:
@@ -68,13 +89,32 @@ def seconds(num_samples: int) -> float:
 
 
 def _read(path: str | Path, **raw: Any) -> Mono:
-    if not Path(path).is_file():
-        raise InvalidAudioError(f"{path}: no such file; check the path")
+    _check_plain(path)
     try:
-        samples_NC, rate_hz = soundfile.read(path, dtype="float32", always_2d=True, **raw)
+        with soundfile.SoundFile(path, **raw) as file:
+            # Before the samples: a header that lies about the rate must not cost memory.
+            check_rate(file.samplerate)
+            samples_NC, rate_hz = file.read(dtype="float32", always_2d=True), file.samplerate
+    except InvalidAudioError as error:
+        raise InvalidAudioError(f"{path}: {error}") from error
     except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
         raise InvalidAudioError(
             f"{path}: not readable as audio ({error}); convert it to WAV or FLAC, "
             "or name its raw encoding"
         ) from error
     return to_mono_16k(samples_NC, rate_hz)
+
+
+def _check_plain(path: str | Path) -> None:
+    try:
+        is_plain = stat.S_ISREG(os.stat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if str(path) != "-":
+            raise InvalidAudioError(f"{path}: no such file; check the path") from error
+        is_plain = False
+    except (OSError, ValueError) as error:
+        raise InvalidAudioError(f"{path}: not accessible ({error}); check the path") from error
+    if not is_plain:
+        raise InvalidAudioError(
+            f"{path}: not a plain file; write the audio into a file and name that"
+        )

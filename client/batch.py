@@ -29,7 +29,10 @@ class Batch:
 async def transcribe_files(
     client: AsyncStreamingClient, batch: Batch, report: Report
 ) -> dict[Path, str]:
-    """The final texts of the files that went well; the others are told to `report`."""
+    """The final texts of the files that went well; the others are told to `report`.
+
+    Returns, or raises when cancelled, with no stream left open on the server.
+    """
     texts: dict[Path, str] = {}
     free = asyncio.Semaphore(batch.parallel)
 
@@ -40,7 +43,12 @@ async def transcribe_files(
             except ClientError as error:
                 report.failed(str(path), error)
 
-    await asyncio.gather(*(one(path) for path in batch.files))
+    # Cancelled, plain gather would end with the first task, and the client close before the
+    # others have sent END.
+    endings = await asyncio.gather(*(one(path) for path in batch.files), return_exceptions=True)
+    for ending in endings:
+        if ending is not None:
+            raise ending
     return texts
 
 
@@ -48,6 +56,8 @@ async def _transcribe_file(
     client: AsyncStreamingClient, path: Path, *, batch: Batch, report: Report
 ) -> str:
     samples = await asyncio.to_thread(batch.read, path)
+    if samples.size == 0:
+        report.warned(str(path), "holds no samples; check that the recording is complete")
     final = await transcribe(
         client,
         samples,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from oasr_client.audio import Mono, read_audio, read_raw
+from oasr_client.audio import Mono, check_rate, read_audio, read_raw
 from oasr_client.batch import Batch, transcribe_files, transcribe_microphone
 from oasr_client.errors import ClientError
 from oasr_client.manifest import load_manifest, word_errors
@@ -68,7 +68,7 @@ class Plan:
 @app.command()
 def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", help="Audio files, any rate.")
+        list[Path] | None, typer.Argument(metavar="FILE...", help="Audio files, 4 to 384 kHz.")
     ] = None,
     url: Annotated[
         str | None, typer.Option(help="host:port; default 127.0.0.1 and the protocol's port.")
@@ -88,12 +88,15 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     manifest: Annotated[
         Path | None, typer.Option(help="JSON list or lines of {audio, text}: prints the WER.")
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="Form of the final text.")] = Form.TXT,
+    form: Annotated[
+        Form,
+        typer.Option("--format", help="Form of the final text; srt and vtt ask for word_times."),
+    ] = Form.TXT,
     output_dir: Annotated[
         Path | None, typer.Option(help="Write NAME.txt, .json, .srt or .vtt here.")
     ] = None,
     raw: Annotated[RawEncoding | None, typer.Option(help="Files without a header.")] = None,
-    raw_rate: Annotated[int, typer.Option(min=1, help="Sample rate of --raw files.")] = 8000,
+    raw_rate: Annotated[int, typer.Option(help="Hz of --raw files, 4000 to 384000.")] = 8000,
     microphone: Annotated[
         bool, typer.Option("--microphone", help="Until Ctrl-C; needs sounddevice.")
     ] = False,
@@ -112,7 +115,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
         "model_name": model,
         "dtype": dtype.value,
         "timeout_s": timeout,
-        "options": _options(option),
+        "options": _options(option, form),
         "want_result": form is not Form.TXT,
         # The whole recording is at hand: a lost stream is sent again from its start.
         "retry": RetryPolicy(replay_limit_s=30.0 if microphone else math.inf),
@@ -170,6 +173,11 @@ def _report(
 
 
 def _reader(raw: RawEncoding | None, rate_hz: int) -> Callable[[Path], Mono]:
+    try:
+        check_rate(rate_hz)
+    except ClientError as error:
+        raise typer.BadParameter(f"--raw-rate: {error}") from error
+
     def read(path: Path) -> Mono:
         if raw is None:
             return read_audio(path)
@@ -210,9 +218,10 @@ def _check_outputs(
         raise typer.BadParameter("two files have one name and would share a file in --output-dir")
 
 
-def _options(pairs: list[str] | None) -> dict[str, Any]:
+def _options(pairs: list[str] | None, form: Form) -> dict[str, Any]:
+    implied = {"word_times": True} if form in (Form.SRT, Form.VTT) else {}
     try:
-        return dict(parse_options(pairs or ()))
+        return {**implied, **parse_options(pairs or ())}
     except ClientError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -59,6 +59,9 @@ class Report:
         where = "" if str(error).startswith(name) else f"{name}: "
         sys.stderr.write(f"oasr-client: {where}{error}\n")
 
+    def warned(self, name: str, words: str) -> None:
+        sys.stderr.write(f"oasr-client: {name}: {words}\n")
+
     def scored(self, errors: WordErrors) -> None:
         self._write(
             f"WER {errors.rate:.2%} ({errors.num_errors} errors in {errors.num_words} words, "

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,39 @@ def test_files_that_are_no_audio_are_refused_by_name(tmp_path: Path) -> None:
         assert str(path) in str(caught.value)
     with pytest.raises(InvalidAudioError, match="pcm16, mulaw, alaw"):
         read_raw(text, "opus")  # type: ignore[arg-type]
+
+
+def test_what_is_no_plain_file_is_told_apart_from_what_is_absent(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, Path(os.devnull), tmp_path / "pipe", Path("-")):
+        with pytest.raises(InvalidAudioError, match=f"^{path}: not a plain file; write the audio"):
+            read_audio(path)
+    for path in (tmp_path / "absent.wav", Path(__file__) / "below-a-file.wav"):
+        with pytest.raises(InvalidAudioError, match="no such file; check the path"):
+            read_audio(path)
+    with pytest.raises(InvalidAudioError, match="not accessible"):
+        read_audio("a\0b")
+
+
+@pytest.mark.parametrize("rate_hz", [3, 3999, 384001])
+def test_rates_that_hold_no_speech_are_refused_before_the_samples(
+    tmp_path: Path, rate_hz: int
+) -> None:
+    path = tmp_path / "odd.wav"
+    soundfile.write(path, np.zeros(10), rate_hz)
+    message = f"{rate_hz} Hz, expected 4000 to 384000; name the recording's own rate"
+    with pytest.raises(InvalidAudioError, match=f"^{path}: the sample rate is {message}"):
+        read_audio(path)
+    with pytest.raises(InvalidAudioError, match=message):
+        read_raw(path, sample_rate_hz=rate_hz)
+    with pytest.raises(InvalidAudioError, match=message):
+        to_mono_16k(np.zeros(10), rate_hz)
+
+
+@pytest.mark.parametrize("rate_hz", [4000, 384000])
+def test_the_lowest_and_the_highest_rate_are_read(tmp_path: Path, rate_hz: int) -> None:
+    soundfile.write(tmp_path / "edge.wav", np.zeros(rate_hz), rate_hz)
+    assert read_audio(tmp_path / "edge.wav").size == 16000
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 159, 160, 161, 1600])

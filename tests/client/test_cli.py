@@ -96,11 +96,36 @@ def test_captions_and_documents_are_written_per_file(
     )
     assert (done.returncode, done.stdout) == (0, "")
     caption = (tmp_path / "out" / "tone.srt").read_text()
-    assert caption == "1\n00:00:00,000 --> 00:00:01,500\nheard 24000\n\n"
-    assert "heard 1600" in (tmp_path / "out" / "other.srt").read_text()
+    assert caption.split("\n\n") == [
+        "1\n00:00:00,000 --> 00:00:00,250\nheard",
+        "2\n00:00:01,250 --> 00:00:01,500\n24000",
+        "",
+    ]
+    assert "1600" in (tmp_path / "out" / "other.srt").read_text()
     document = json.loads(oasr_client(*at(echo_server), recording, "--format", "json").stdout)
     assert (document["text"], document["audio_s"]) == ("heard 24000", 1.5)
     assert oasr_client(*at(echo_server), recording, "--format", "vtt").stdout.startswith("WEBVTT")
+
+
+@triton
+@pytest.mark.parametrize("form", ["srt", "vtt"])
+def test_captions_ask_for_word_times_unless_the_user_decides(
+    echo_server: TritonServer, recording: Path, form: str
+) -> None:
+    command = [*at(echo_server), recording, "--format", form]
+    assert oasr_client(*command).stdout.count("-->") == 2
+    without = oasr_client(*command, "--option", "word_times=false").stdout
+    assert without.count("-->") == 1
+    assert "heard 24000" in without
+
+
+@triton
+def test_a_file_of_no_samples_is_warned_of(echo_server: TritonServer, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.wav"
+    soundfile.write(empty, np.zeros(0), 16000)
+    done = oasr_client(*at(echo_server), empty)
+    assert (done.returncode, done.stdout) == (0, "heard 0\n")
+    assert done.stderr.startswith(f"oasr-client: {empty}: holds no samples")
 
 
 @triton
@@ -139,25 +164,6 @@ def read_terminal(leader: int) -> str:
         pass
     os.close(leader)
     return b"".join(parts).decode()
-
-
-@triton
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
-)
-def test_a_signal_cancels_and_frees_the_streams(
-    echo_server: TritonServer, recording: Path, number: int, status: int
-) -> None:
-    arguments = ["--json", "--realtime", "--chunk-ms", "100", str(recording)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*COMMAND, *at(echo_server), *arguments], **pipes) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
-    assert (process.returncode, errors) == (status, "oasr-client: cancelled\n")
-    probe = oasr_client(*at(echo_server), recording, "--format", "json")
-    assert json.loads(probe.stdout)["live_streams"] == 0
 
 
 FAKE_MICROPHONE = """
@@ -219,6 +225,8 @@ def test_an_absent_server_is_told_with_the_file(recording: Path) -> None:
         (["a.wav", "--url", "http://host:8000"], "scheme"),
         (["a.wav", "--protocol", "ws"], "ws"),
         (["--manifest", "absent.json"], "absent.json"),
+        (["a.raw", "--raw", "pcm16", "--raw-rate", "3"], "3 Hz, expected 4000 to 384000"),
+        (["a.raw", "--raw", "pcm16", "--raw-rate", "384001"], "384001 Hz, expected 4000"),
     ],
 )
 def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str, tmp_path: Path) -> None:

@@ -142,6 +142,18 @@ def test_other_rates_and_channels_are_resampled_by_the_client(
     assert sum(a == b for a, b in pairs) >= 0.7 * len(expected[0].split())
 
 
+def test_captions_follow_the_words_without_an_option(
+    live_server: Server, clips: list[Clip], expected: list[str]
+) -> None:
+    command = [sys.executable, "-m", "oasr_client", "--url", live_server.grpc_url]
+    command += ["--format", "srt", str(clips[0].path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    cues = [cue.split("\n") for cue in done.stdout.strip().split("\n\n")]
+    assert " ".join(text for _, _, text in cues) == expected[0]
+    # A caption for the whole file, which needs no words, starts with the file.
+    assert not cues[0][1].startswith("00:00:00,000")
+
+
 def test_the_command_scores_the_demo_test_set(
     live_server: Server, clips: list[Clip], expected: list[str]
 ) -> None:

@@ -2,7 +2,7 @@
 tested against a real server without a slow or broken model.
 
 Parameters of START: `sleep_ms` delays each answer, `fail_at` makes the n-th request INTERNAL,
-`label` is put before the text.
+`label` is put before the text, `word_times` adds words with a long pause before the last.
 """
 
 import json
@@ -13,7 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 MAX_STREAMS = 4
 FORGET_S = 3.0
-KNOWN = {"sleep_ms", "fail_at", "label"}
+KNOWN = {"sleep_ms", "fail_at", "label", "word_times"}
 
 
 class TritonPythonModel:
@@ -74,12 +74,13 @@ class TritonPythonModel:
             "text": text,
             "is_final": is_final,
             "audio_s": stream["samples"] / 16000,
-            "words": [{"word": text, "start_s": 0.0, "end_s": 1.5, "confidence": 1.0}],
             "mean": stream["sum"] / max(1, stream["samples"]),
             "live_streams": len(self.streams),
             "requests": stream["requests"],
             "options": stream["options"],
         }
+        if stream["options"].get("word_times"):
+            document["words"] = words(text)
         tensors = [string("TRANSCRIPTS", text)]
         if "RESULT" in request.requested_output_names():
             tensors.append(string("RESULT", json.dumps(document)))
@@ -95,6 +96,12 @@ def audio(request):
     if not np.isfinite(samples).all():
         refuse("WAV holds non-finite samples", pb_utils.TritonError.INVALID_ARG)
     return samples
+
+
+def words(text):
+    said, number = text.rsplit(" ", 1)
+    first = {"word": said, "start_s": 0.0, "end_s": 0.25, "confidence": 1.0}
+    return [first, {"word": number, "start_s": 1.25, "end_s": 1.5, "confidence": 1.0}]
 
 
 def string(name, text):
