@@ -23,6 +23,8 @@ class Sample(NamedTuple):
     help: str
     labels: Mapping[str, str]
     value: float
+    #: Means something only beside the sample before it, and so is published with it.
+    is_paired: bool = False
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Histogram:
         """Widest bucket first: whoever reads between two of them never sees a count fall."""
         cumulative = list(accumulate(self.counts))
         yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative[-1])
-        yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total)
+        yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total, is_paired=True)
         bounds = [*map(str, self.bounds), "+Inf"]
         for bound, count in zip(reversed(bounds), reversed(cumulative), strict=True):
             yield Sample(f"{self.name}_bucket", "counter", self.help, {"le": bound}, count)

@@ -88,7 +88,7 @@ class MetricsPublisher:
     def publish_some(self, *, most: int = 4) -> None:
         """The next few samples that have changed; a new round begins when all have gone out."""
         self._waiting = self._waiting or deque(self._samples())
-        while self._waiting and most:
+        while self._waiting and (most > 0 or self._waiting[0].is_paired):
             most -= self._publish_one(self._waiting.popleft())
 
     def _publish_one(self, sample: Sample) -> bool:

@@ -214,7 +214,8 @@ def test_paced_streams_are_measured(live_server: Server, tmp_path: Path) -> None
     assert found["texts"]["wrong"] == 0
     assert found["texts"]["finished"] >= 6
     assert found["latency_ms"]["last_chunk_to_final"]["count"] > 0
-    assert found["server"]["step_width"]["mean"] >= 1
+    # A scrape can fall between a histogram's count and its sum; then a few steps are missing.
+    assert 0.8 < found["server"]["step_width"]["mean"] <= 6
     assert found["throughput"]["reached_audio_s_per_s"] > 4
 
 
