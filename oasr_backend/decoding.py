@@ -6,7 +6,7 @@ a server whose streams all take the defaults has one, and pays for one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from oasr_backend.cache.device import to_device
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoders.arpa import load_arpa
+from oasr_backend.decoders.base import Tail
 from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import DecoderName
 from oasr_backend.decoders.context_graph import ContextGraph
@@ -173,6 +174,16 @@ class StreamDecoders:
             found.update(zip(rows, best, strict=True))
         return [found[row] for row in range(len(stream_ids))]
 
+    def tails(self, stream_ids: Sequence[StreamId], skips: Sequence[int]) -> list[Tail]:
+        """What a transcript needs of each stream whose first `skips` tokens it has already."""
+        found: dict[int, Tail] = {}
+        for kind, rows in self._rows_by_kind(stream_ids).items():
+            manager = self._decoders[kind].manager
+            states = manager.get_states([stream_ids[row] for row in rows])
+            tails = manager.decoder.tails(states, [skips[row] for row in rows])
+            found.update(zip(rows, tails, strict=True))
+        return [found[row] for row in range(len(stream_ids))]
+
     def nbest(self, stream_id: StreamId, count: int) -> list[Hypothesis]:
         """The `count` best hypotheses of one stream, or as many as there are; best first."""
         handle = self.get_decoder(stream_id)
@@ -220,7 +231,9 @@ class StreamDecoders:
                 f"stream {stream_id!r} has no decoder; allocate_stream() comes first"
             ) from None
 
-    def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> dict[DecoderKind, list[int]]:
+    def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> Mapping[DecoderKind, Sequence[int]]:
+        if len(self._decoders) == 1:
+            return dict.fromkeys(self._decoders, range(len(stream_ids)))
         rows: dict[DecoderKind, list[int]] = {}
         for row, stream_id in enumerate(stream_ids):
             try:

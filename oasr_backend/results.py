@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oasr_backend.alignment import Timing, confidence, token_entries, word_entries
+from oasr_backend.decoders.base import Tail
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.endpointing import EndpointRules, Segment, Segmenter
 from oasr_backend.streams import Stream
@@ -31,13 +32,13 @@ class ResultBuilder:
     def texts(self, streams: Sequence[Stream]) -> list[str]:
         """The text of each stream so far, as far as its `partials` shows it."""
         shown = [stream for stream in streams if not _is_hidden(stream)]
-        found = self._decoders.best(
+        tails = self._decoders.tails(
             [stream.generation for stream in shown],
-            skips=[stream.settled.num_tokens for stream in shown],
+            [stream.settled.num_tokens for stream in shown],
         )
         texts = {
-            stream.generation: self._text(stream, rest)
-            for stream, rest in zip(shown, found, strict=True)
+            stream.generation: self._text(stream, tail)
+            for stream, tail in zip(shown, tails, strict=True)
         }
         return [texts.get(stream.generation, "") for stream in streams]
 
@@ -61,14 +62,19 @@ class ResultBuilder:
             document["segments"] = self._segments(stream)
         return document
 
-    def _text(self, stream: Stream, rest: Hypothesis) -> str:
-        """`rest` follows the stream's settled tokens; what is stable now moves over to them."""
-        settled, tokens = stream.settled, rest.tokens
-        num_stable = self._decoders.num_stable(stream.generation) - settled.num_tokens
+    def _text(self, stream: Stream, tail: Tail) -> str:
+        """`tail` follows the stream's settled tokens; what is stable now moves over to them."""
+        settled, tokens = stream.settled, tail.tokens
+        if not tokens:
+            return settled.text.strip()
+        num_stable = tail.num_stable - settled.num_tokens
         count = self._tokenizer.num_settled(tokens[:num_stable])
-        settled.add(self._tokenizer.joined(tokens[:count]), num_tokens=count)
-        shown = num_stable if _is_cut(stream) else len(tokens)
-        return (settled.text + self._tokenizer.joined(tokens[count:shown])).strip()
+        if count:
+            settled.add(self._tokenizer.joined(tokens[:count]), num_tokens=count)
+        open_tokens = tokens[count : num_stable if _is_cut(stream) else None]
+        if not open_tokens:
+            return settled.text.strip()
+        return (settled.text + self._tokenizer.joined(open_tokens)).strip()
 
     def _alignment(self, stream: Stream) -> dict[str, Any]:
         (hypothesis,) = self._decoders.best([stream.generation])

@@ -188,6 +188,8 @@ def chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:
 
 def check_later_parameters(parameters: Mapping[str, ParameterValue]) -> None:
     """Options belong to START; a change in mid-stream would be heard by nobody."""
+    if not parameters:
+        return
     late = sorted(set(parameters) - {CHUNK_SEQ})
     if late:
         raise InvalidRequestError(

@@ -14,7 +14,7 @@ from oasr_backend.errors import (
     StreamLimitError,
     UnknownStreamError,
 )
-from oasr_backend.features import AudioBuffer, StreamingResampler
+from oasr_backend.features import MODEL_RATE_HZ, AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Samples, StreamId
 
@@ -44,7 +44,8 @@ class Stream:
     options: StreamOptions
     context: StreamContext[StreamHandle] | None
     audio: AudioBuffer
-    resampler: StreamingResampler
+    # None where the samples have the model's rate.
+    resampler: StreamingResampler | None
     last_request_s: float
     next_chunk_seq: int | None = None
     num_encoder_frames: int = 0
@@ -80,9 +81,12 @@ class Stream:
         if self.next_chunk_seq is not None:
             self.next_chunk_seq += 1
         self.num_input_samples += samples_S.size
-        self.audio.accept(self.resampler.accept(samples_S))
+        if self.resampler is not None:
+            samples_S = self.resampler.accept(samples_S)
+        self.audio.accept(samples_S)
         if is_last:
-            self.audio.accept(self.resampler.finish())
+            if self.resampler is not None:
+                self.audio.accept(self.resampler.finish())
             self.audio.finish(tail_padding=tail_padding)
 
 
@@ -134,7 +138,7 @@ class StreamRegistry:
             options=options,
             context=self._open_context(generation, options),
             audio=self._new_buffer(),
-            resampler=StreamingResampler(options.sample_rate),
+            resampler=_resampler(options.sample_rate),
             last_request_s=now_s,
         )
         self._next_generation += 1
@@ -172,3 +176,7 @@ class StreamRegistry:
         for stream in idle:
             self.close(stream)
         return idle
+
+
+def _resampler(rate_hz: int) -> StreamingResampler | None:
+    return None if rate_hz == MODEL_RATE_HZ else StreamingResampler(rate_hz, MODEL_RATE_HZ)

@@ -233,7 +233,7 @@ class UnitTokenizer:
             yield _Span(decoder.decode(b"", final=True), first, len(ids) - 1)
 
     def _check(self, ids: Sequence[int]) -> None:
-        for token_id in (min(ids, default=0), max(ids, default=0)):
+        for token_id in (min(ids), max(ids)) if ids else ():
             if not 0 <= token_id < len(self._symbols):
                 raise StreamStateError(
                     f"token id {token_id} is outside 0..{len(self._symbols) - 1}; "

@@ -13,7 +13,7 @@ from oasr_backend.types import AudioChunk, ChunkResult, StreamId
 Request = AudioChunk | OasrError
 
 
-@dataclass
+@dataclass(slots=True)
 class Turn:
     """One request and its answer, once there is one; `stream` is whose audio it brought."""
 

@@ -1,10 +1,13 @@
-"""What the layers hand to each other. Torch-free, frozen, built whole."""
+"""What the layers hand to each other. Torch-free, immutable, built whole.
+
+Named tuples, since thousands of each are made a second: a frozen dataclass takes five times as long.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +21,14 @@ Samples = npt.NDArray[np.float32]
 #: A request parameter as Triton hands it over.
 ParameterValue = bool | int | float | str
 
+NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
+
 
 def _never() -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """One decoded token sequence. `times` are the encoder frames at which the tokens appear.
 
     `token_log_probs` are the acoustic log-probs of the tokens at their best frame.
@@ -36,23 +40,21 @@ class Hypothesis:
     token_log_probs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class AudioChunk:
+class AudioChunk(NamedTuple):
     """One request: a piece of one stream. `parameters` count on the first piece only."""
 
     stream_id: StreamId
     samples_S: Samples
     is_first: bool = False
     is_last: bool = False
-    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
     wants_result: bool = False
     # From PCM16: finite and inside [-1, 1] by construction.
     is_pcm16: bool = False
     is_cancelled: Callable[[], bool] = _never
 
 
-@dataclass(frozen=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """The answer to one request: the text so far, or an error that concerns this request alone.
 
     `document` is the RESULT output, built only when the request asked for it.

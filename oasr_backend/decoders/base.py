@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,16 @@ class ChunkRows:
         return counts
 
 
+class Tail(NamedTuple):
+    """The best hypothesis' tokens behind those that a caller has already.
+
+    `num_stable` counts the first tokens of the whole hypothesis that can no longer change.
+    """
+
+    tokens: Sequence[int]
+    num_stable: int
+
+
 class CtcSearch(Protocol):
     def grow(self, num_rows: int) -> None:
         """Have room for `num_rows` rows; the values of present rows are kept."""
@@ -51,6 +61,9 @@ class CtcSearch(Protocol):
 
     def num_stable(self, row: int) -> int:
         """How many first tokens of the row's hypotheses can no longer change."""
+
+    def tail(self, row: int, skip: int) -> Tail:
+        """What a transcript needs of the row, at the cost of its new tokens; host memory only."""
 
     def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:
         """The best hypotheses of a row, best first, without their first `skip` tokens.

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, IntArray
+from oasr_backend.decoders.base import ChunkRows, IntArray, Tail
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.types import Hypothesis
 
@@ -107,6 +107,10 @@ class GreedySearch:
 
     def num_stable(self, row: int) -> int:
         return len(self._transcripts[row].tokens)
+
+    def tail(self, row: int, skip: int) -> Tail:
+        tokens = self._transcripts[row].tokens
+        return Tail(tokens[skip:], len(tokens))
 
     def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:  # noqa: ARG002
         transcript = self._transcripts[row]

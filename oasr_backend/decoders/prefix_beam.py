@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from oasr_backend.decoders.base import ChunkRows
+from oasr_backend.decoders.base import ChunkRows, Tail
 from oasr_backend.decoders.beam_frame import (
     LOG_ZERO,
     NO_TOKEN,
@@ -199,6 +199,10 @@ class PrefixBeamSearch:
 
     def num_stable(self, row: int) -> int:
         return self._history.num_stable(row)
+
+    def tail(self, row: int, skip: int) -> Tail:
+        (best,) = self._history.hypotheses(row, 1, skip=skip)
+        return Tail(best.tokens, self._history.num_stable(row))
 
     def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:
         return self._history.hypotheses(row, nbest, skip=skip)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, CtcSearch
+from oasr_backend.decoders.base import ChunkRows, CtcSearch, Tail
 from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
 from oasr_backend.decoders.greedy import GreedySearch
@@ -96,15 +96,15 @@ class GpuStreamingDecoder:
         whether it takes part; both live on the host. Frames and states left out change nothing.
         Log-probs are read as fp32. Raises StreamStateError before anything changes.
         """
-        self._check_chunk(log_probs_NTV, states)
+        rows = self._check_chunk(log_probs_NTV, states)
         frames = _frames_per_state(log_probs_NTV.shape[1], len(states), num_frames)
-        frames = [
-            n if takes else 0 for n, takes in zip(frames, _host_mask(mask, states), strict=True)
-        ]
-        if not any(frames):
+        if mask is not None:
+            takes_part = _host_mask(mask, states)
+            frames = [n if takes else 0 for n, takes in zip(frames, takes_part, strict=True)]
+        longest = max(frames, default=0)
+        if not longest:
             return
-        longest = max(frames)
-        self._search.advance(log_probs_NTV[:, :longest], _chunk_rows(states, frames))
+        self._search.advance(log_probs_NTV[:, :longest], _chunk_rows(states, rows, frames))
         for state, count in zip(states, frames, strict=True):
             state.step += count
 
@@ -136,6 +136,11 @@ class GpuStreamingDecoder:
             self._search.hypotheses(state.rows[0], 1, skip=skip)[0]
             for state, skip in zip(states, skips, strict=True)
         ]
+
+    def tails(self, states: Sequence[StreamState], skips: Sequence[int]) -> list[Tail]:
+        """Of the first batch entry of each state, what follows its first `skips` tokens."""
+        tail = self._search.tail
+        return [tail(state.rows[0], skip) for state, skip in zip(states, skips, strict=True)]
 
     def nbest(self, state: StreamState, count: int) -> list[Hypothesis]:
         """The `count` best hypotheses of the state's first entry, or all there are; best first."""
@@ -178,7 +183,10 @@ class GpuStreamingDecoder:
                 "lower blank_id or give the model's full vocabulary"
             )
 
-    def _check_chunk(self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]) -> None:
+    def _check_chunk(
+        self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]
+    ) -> list[int]:
+        """The storage rows of the states, in order."""
         for state in states:
             self._check_owner(state)
         kinds = {(state.batch, state.vocab_size) for state in states}
@@ -197,6 +205,7 @@ class GpuStreamingDecoder:
                 f"log-probs have shape {shape}; expected ({len(rows)}, T, {vocab_size}): "
                 "one row per batch entry of each state"
             )
+        return rows
 
 
 def _frames_per_state(
@@ -215,20 +224,20 @@ def _frames_per_state(
 
 
 def _host_mask(
-    mask: Sequence[bool] | torch.Tensor | None, states: Sequence[StreamState]
+    mask: Sequence[bool] | torch.Tensor, states: Sequence[StreamState]
 ) -> list[bool]:
-    if mask is None:
-        return [True] * len(states)
     shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else (len(mask),)
     if shape != (len(states),):
         raise StreamStateError(f"mask has shape {shape}; expected ({len(states)},): one per state")
     return [bool(takes_part) for takes_part in mask]
 
 
-def _chunk_rows(states: Sequence[StreamState], frames: Sequence[int]) -> ChunkRows:
+def _chunk_rows(
+    states: Sequence[StreamState], rows: Sequence[int], frames: Sequence[int]
+) -> ChunkRows:
     batch = states[0].batch
     return ChunkRows(
-        rows=np.array([row for state in states for row in state.rows], dtype=np.int64),
+        rows=np.array(rows, dtype=np.int64),
         num_frames=np.repeat(np.array(frames, dtype=np.int64), batch),
         start_frames=np.repeat(np.array([s.step for s in states], dtype=np.int64), batch),
     )

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from oasr_backend.errors import ConfigError, StreamStateError
 
 Samples = npt.NDArray[np.float32]
+_FLOAT32 = np.dtype(np.float32)
 
 #: Samples a second that the buffer holds, whatever the client sends.
 MODEL_RATE_HZ = 16000
@@ -118,6 +119,7 @@ class AudioBuffer:
         self._end = 0
         self._heard_samples = 0
         self._popped_windows = 0
+        self._num_ready_windows = 0
         self._is_finished = False
         self._has_tail_padding = False
         self._is_discarded = False
@@ -142,15 +144,7 @@ class AudioBuffer:
     @property
     def num_ready_windows(self) -> int:
         """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
-        geometry = self.geometry
-        if self._is_discarded:
-            return 0
-        if not self._is_finished:
-            return _count(self.buffered_samples, geometry.window_samples, geometry.stride_samples)
-        if self._has_tail_padding:
-            total = self._heard_samples // geometry.stride_samples + 1 if self._heard_samples else 0
-            return total - self._popped_windows
-        return _count(self._remaining_frames(), geometry.min_frames, geometry.stride_frames)
+        return self._num_ready_windows
 
     def accept(self, samples_S: Samples) -> None:
         """Copies float32 samples in [-1, 1] of any number behind those already held.
@@ -161,15 +155,19 @@ class AudioBuffer:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype != np.float32:
+        if samples_S.ndim != 1 or samples_S.dtype != _FLOAT32:
             raise StreamStateError(
                 f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
                 "pass one-dimensional float32"
             )
-        self._make_room(samples_S.size)
-        self._samples[self._end : self._end + samples_S.size] = samples_S
-        self._end += samples_S.size
-        self._heard_samples += samples_S.size
+        num_samples = samples_S.size
+        if self._end + num_samples > self._samples.size:
+            self._make_room(num_samples)
+        end = self._end + num_samples
+        self._samples[self._end : end] = samples_S
+        self._end = end
+        self._heard_samples += num_samples
+        self._num_ready_windows = self._count_full_windows()
 
     def finish(self, *, tail_padding: bool) -> None:
         """Marks the end of the stream.
@@ -182,6 +180,7 @@ class AudioBuffer:
             raise StreamStateError("the stream has already ended; finish it once")
         self._is_finished = True
         self._has_tail_padding = tail_padding
+        self._num_ready_windows = self._count_last_windows()
 
     def discard(self) -> None:
         """Ends the stream at once: what is held is dropped and no window follows.
@@ -190,6 +189,7 @@ class AudioBuffer:
         """
         self._is_finished = True
         self._is_discarded = True
+        self._num_ready_windows = 0
         self._start = self._end
 
     def pop_window(self, into: Samples) -> int:
@@ -198,22 +198,25 @@ class AudioBuffer:
         Returns the number of valid feature frames; samples after the last of them are zero.
         Raises StreamStateError, and moves nothing, if no window is ready or the row doesn't fit.
         """
-        if into.shape != (self.geometry.window_samples,) or into.dtype != np.float32:
+        geometry = self.geometry
+        if into.shape != (geometry.window_samples,) or into.dtype != _FLOAT32:
             raise StreamStateError(
                 f"window row is {into.dtype} of shape {into.shape}; "
-                f"pass float32 of shape ({self.geometry.window_samples},)"
+                f"pass float32 of shape ({geometry.window_samples},)"
             )
-        if self.num_ready_windows < 1:
+        if self._num_ready_windows < 1:
             raise StreamStateError(
-                f"no window is ready: {self.buffered_samples} of {self.geometry.window_samples} "
+                f"no window is ready: {self.buffered_samples} of {geometry.window_samples} "
                 "samples are held; wait for num_ready_windows > 0"
             )
         num_frames = self._next_window_frames()
-        num_copied = min(self.buffered_samples, self.geometry.num_samples(num_frames))
+        num_copied = min(self.buffered_samples, geometry.num_samples(num_frames))
         into[:num_copied] = self._samples[self._start : self._start + num_copied]
-        into[num_copied:] = 0.0
-        self._start = min(self._start + self.geometry.stride_samples, self._end)
+        if num_copied < into.size:
+            into[num_copied:] = 0.0
+        self._start = min(self._start + geometry.stride_samples, self._end)
         self._popped_windows += 1
+        self._num_ready_windows -= 1
         return num_frames
 
     def check_integrity(self) -> None:
@@ -231,10 +234,24 @@ class AudioBuffer:
                 f"{self.buffered_samples} samples are held, but {self._heard_samples} were heard "
                 f"and {released} released; close the stream"
             )
-        if self.num_ready_windows < 0:
+        num_ready = self._count_last_windows() if self._is_finished else self._count_full_windows()
+        if self._num_ready_windows != (0 if self._is_discarded else num_ready) or num_ready < 0:
             raise StreamStateError(
-                f"{self._popped_windows} windows were popped, more than the stream has; close it"
+                f"{self._num_ready_windows} windows are said to be ready, {num_ready} are; close "
+                "the stream"
             )
+
+    def _count_full_windows(self) -> int:
+        geometry = self.geometry
+        return _count(self.buffered_samples, geometry.window_samples, geometry.stride_samples)
+
+    def _count_last_windows(self) -> int:
+        """Windows left in a stream that has ended."""
+        geometry = self.geometry
+        if not self._has_tail_padding:
+            return _count(self._remaining_frames(), geometry.min_frames, geometry.stride_frames)
+        total = self._heard_samples // geometry.stride_samples + 1 if self._heard_samples else 0
+        return total - self._popped_windows
 
     def _remaining_frames(self) -> int:
         popped_frames = self._popped_windows * self.geometry.stride_frames
@@ -246,13 +263,11 @@ class AudioBuffer:
         return self.geometry.window_frames
 
     def _make_room(self, num_samples: int) -> None:
-        """Room for `num_samples` at the end, at a constant cost per sample over time.
+        """Room for `num_samples` more than there is, at a constant cost per sample over time.
 
         Held samples move to the front only if that frees half the buffer; else it is replaced.
         A buffer that a burst made large is given back at the next move.
         """
-        if self._end + num_samples <= self._samples.size:
-            return
         needed = self.buffered_samples + num_samples
         held_S = self._samples[self._start : self._end]
         capacity = max(self._min_capacity, 2 * needed)
