@@ -138,10 +138,8 @@ class StreamCaches:
         attention = self.attention
         rows_3W = np.empty((3, width), dtype=np.int64)
         rows_3W[:] = [[attention.pad_slots[0]], [self.config.chunk_size], [0]]
-        slots = [attention.slot_of(generation) for generation in generations]
-        history = attention.tables.host_seqlens[slots] - attention.tables.host_starts[slots]
-        first_positions = np.subtract(attention.position_offsets(generations), history)
-        rows_3W[:, : len(slots)] = slots, num_frames, first_positions
+        slots_B = attention.slots_of(generations)
+        rows_3W[:, : len(slots_B)] = slots_B, num_frames, attention.first_key_positions(slots_B)
         return rows_3W
 
     def history_frames(self, generations: Sequence[int]) -> int:
@@ -172,7 +170,7 @@ class StreamCaches:
         self, generations: Sequence[int], num_frames: Sequence[int], logits_BTV: Tensor
     ) -> None:
         """Makes the step count: lengths advance, old history goes, hypotheses grow."""
-        self.attention.commit_chunks_paged_batched(generations, num_frames)
+        self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
         self.ctc.decode(generations, num_frames, logits_BTV)
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:

@@ -1,6 +1,7 @@
 """What the layers hand to each other. Torch-free, immutable, built whole.
 
-Named tuples, since thousands of each are made a second: a frozen dataclass takes five times as long.
+Named tuples, since thousands of each are made a second and frozen dataclasses take five times as
+long to make.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Scene:
         owners = {}
         for stream_id in self.open_ids:
             row = self.manager.tables.host_table[self.manager.slot_of(stream_id)]
-            held = self.manager._streams[stream_id].blocks
+            held = self.manager.blocks_of(stream_id)
             owners.update({int(row[i]): (stream_id, i) for i in range(len(held))})
         return owners
 

@@ -45,12 +45,12 @@ class AttentionCacheManager(KvStreams):
         return self.tables.cache_starts[slot : slot + 1]
 
     def _rows_of(self, stream_id: StreamId) -> PagedRows:
-        state = self._state(stream_id)
-        if not state.was_prepared:
+        slot = self.slot_of(stream_id)
+        if not self._states.was_prepared[slot]:
             raise StreamNotPreparedError(
                 f"stream {stream_id!r} has no paged cache yet: call prepare_chunk first"
             )
-        row, tables = slice(state.slot_id, state.slot_id + 1), self.tables
+        row, tables = slice(slot, slot + 1), self.tables
         return PagedRows(
             tables.block_table[row],
             tables.cache_seqlens[row],
@@ -177,16 +177,17 @@ class AttentionCacheManager(KvStreams):
 
     def get_stacked_cache(self, stream_id: StreamId) -> Tensor:
         """Fresh (layers, n_kv_head, visible frames, 2 * head_dim); (0, 0, 0, 0) without history."""
-        if not self._state(stream_id).visible:
+        if not self.cached_frames([stream_id]):
             return torch.zeros((0, 0, 0, 0), dtype=self.config.dtype, device=self.config.device)
         layers = range(self.config.num_layers)
         return torch.cat([self.get_cache_view(stream_id, layer) for layer in layers])
 
     def get_cache_view(self, stream_id: StreamId, layer: int) -> Tensor:
         """Fresh (1, n_kv_head, visible frames, 2 * head_dim) of one layer."""
-        state = self._state(stream_id)
-        k_FHD, v_FHD = self.pool.gather_kv_blocks(layer, state.blocks)
-        packed_FHD = torch.cat((k_FHD, v_FHD), dim=-1)[state.start : state.seqlen]
+        slot, tables = self.slot_of(stream_id), self.tables
+        k_FHD, v_FHD = self.pool.gather_kv_blocks(layer, self.blocks_of(stream_id))
+        frames = slice(tables.host_starts[slot], tables.host_seqlens[slot])
+        packed_FHD = torch.cat((k_FHD, v_FHD), dim=-1)[frames]
         return packed_FHD.transpose(0, 1).unsqueeze(0)
 
     def _check_dense_chunk(self, new_kv: Tensor) -> None:

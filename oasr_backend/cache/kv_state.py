@@ -1,8 +1,9 @@
-"""One stream's blocks and the frames in them."""
+"""What the host knows of the streams' histories beside their table rows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import numpy as np
+from numpy.typing import NDArray
 
 from oasr_backend.cache.kv_tables import PagedTables
 from oasr_backend.cache.types import CacheConfig
@@ -14,48 +15,36 @@ def require(holds: bool, what: str) -> None:
         raise AssertionError(f"cache integrity: {what}")
 
 
-@dataclass
-class StreamKvState:
-    """`start` frames at the head of blocks[0] are evicted; `visible` ones follow them.
+class SlotKvStates:
+    """Arrays by slot, so that a step touches all of its streams at once.
 
-    `position` is the absolute position of the first frame of the next chunk. A `sealed` stream
-    has committed a short chunk and takes no more.
+    `num_blocks` is how much of a slot's table row is in use, `position` the absolute position of
+    the first frame of its next chunk. A `sealed` stream has committed a short chunk and takes no
+    more. The blocks themselves, the hidden frames and the lengths are the tables'.
     """
 
-    slot_id: int
-    blocks: list[int] = field(default_factory=list)
-    start: int = 0
-    visible: int = 0
-    position: int = 0
-    has_room: bool = False
-    was_prepared: bool = False
-    sealed: bool = False
+    def __init__(self, num_slots: int) -> None:
+        self.num_blocks: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
+        self.position: NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
+        self.has_room: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
+        self.was_prepared: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
+        self.sealed: NDArray[np.bool_] = np.zeros(num_slots, dtype=np.bool_)
 
-    @property
-    def seqlen(self) -> int:
-        return self.start + self.visible
+    def begin(self, slot: int, *, num_blocks: int, position: int) -> None:
+        self.num_blocks[slot] = num_blocks
+        self.position[slot] = position
+        self.has_room[slot] = self.was_prepared[slot] = self.sealed[slot] = False
 
-    def missing_blocks(self, config: CacheConfig) -> int:
-        """Blocks to take before a whole chunk fits behind the visible frames."""
-        needed = -(-(self.seqlen + config.chunk_size) // config.block_size_frames)
-        return max(0, needed - len(self.blocks))
-
-    def drop_oldest(self, num_frames: int, block_size: int) -> list[int]:
-        """Hides the oldest visible frames; returns the blocks that hold no other."""
-        self.visible -= num_frames
-        num_blocks, self.start = divmod(self.start + num_frames, block_size)
-        dropped, self.blocks = self.blocks[:num_blocks], self.blocks[num_blocks:]
-        return dropped
-
-    def check_integrity(self, config: CacheConfig, tables: PagedTables) -> None:
-        """Raises AssertionError unless the blocks hold the frames and `tables` says the same."""
-        row, num_blocks = tables.host_table[self.slot_id], len(self.blocks)
-        require(row[:num_blocks].tolist() == self.blocks, f"table row differs from {self}")
-        require(not row[num_blocks:].any(), f"table row is longer than {self}")
-        require(tables.host_starts[self.slot_id] == self.start, f"start differs from {self}")
-        require(tables.host_seqlens[self.slot_id] == self.seqlen, f"length differs from {self}")
-        require(0 <= self.start < config.block_size_frames, f"a whole block is hidden in {self}")
-        require(self.seqlen <= num_blocks * config.block_size_frames, f"no room for {self}")
-        require(num_blocks <= config.blocks_per_stream, f"over the share: {self}")
-        require(not config.evicts or self.visible <= config.max_cache_frames, f"too long: {self}")
-        require(not self.has_room or not self.missing_blocks(config), f"no room made: {self}")
+    def check_integrity(self, slot: int, config: CacheConfig, tables: PagedTables) -> None:
+        """Raises AssertionError unless the slot's blocks can hold its frames."""
+        num_blocks, block_size = int(self.num_blocks[slot]), config.block_size_frames
+        start, seqlen = int(tables.host_starts[slot]), int(tables.host_seqlens[slot])
+        what = f"slot {slot}: {num_blocks} blocks, frames {start} to {seqlen}"
+        require(not tables.host_table[slot, num_blocks:].any(), f"table row is longer: {what}")
+        require(0 <= start < block_size, f"a whole block is hidden: {what}")
+        require(start <= seqlen <= num_blocks * block_size, f"frames outside of blocks: {what}")
+        require(num_blocks <= config.blocks_per_stream, f"over the share: {what}")
+        visible = seqlen - start
+        require(not config.evicts or visible <= config.max_cache_frames, f"too long: {what}")
+        room = num_blocks * block_size - seqlen
+        require(not self.has_room[slot] or room >= config.chunk_size, f"no room made: {what}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from oasr_backend.cache.block_pool import BlockPool
-from oasr_backend.cache.kv_state import StreamKvState, require
+from oasr_backend.cache.kv_state import SlotKvStates, require
 from oasr_backend.cache.kv_tables import PagedTables
 from oasr_backend.cache.slot_pool import SlotMap, StreamSlotPool
 from oasr_backend.cache.types import CacheConfig
@@ -17,6 +20,8 @@ from oasr_backend.errors import (
     StreamStateError,
 )
 from oasr_backend.types import StreamId
+
+IntArray = NDArray[np.int64]
 
 
 class KvStreams:
@@ -38,11 +43,10 @@ class KvStreams:
         self.pool = pool
         self.config = config
         self._slots = SlotMap("attention cache", config.max_batch_size, slot_pool)
-        self._streams: dict[StreamId, StreamKvState] = {}
-        self.tables = PagedTables(
-            config.max_batch_size + pad_lanes, config.max_blocks_per_seq, device=config.device
-        )
-        self.pad_slots = list(range(config.max_batch_size, config.max_batch_size + pad_lanes))
+        num_rows = config.max_batch_size + pad_lanes
+        self.tables = PagedTables(num_rows, config.max_blocks_per_seq, device=config.device)
+        self._states = SlotKvStates(num_rows)
+        self.pad_slots = list(range(config.max_batch_size, num_rows))
         if pad_lanes:
             self._fill_pad_lanes()
 
@@ -60,48 +64,45 @@ class KvStreams:
     def allocate_stream(self, stream_id: StreamId, slot_id: int | None = None) -> int:
         """Returns the slot. Raises StreamStateError (duplicate, bad slot), PoolExhaustedError."""
         slot = self._slots.bind(stream_id, slot_id)
-        state = StreamKvState(slot)
         try:
-            self._start(state)
+            self._start(slot)
         except PoolExhaustedError:
             self._slots.release(stream_id)
             raise
-        self._streams[stream_id] = state
         return slot
 
     def free_stream(self, stream_id: StreamId) -> None:
-        state = self._state(stream_id)
-        self._release_blocks(state)
-        del self._streams[stream_id]
+        self._release_blocks(self.slot_of(stream_id))
         self._slots.release(stream_id)
 
     def reset_stream(self, stream_id: StreamId) -> None:
         """Forgets what was heard and keeps the slot; the stream is as new."""
-        state = self._state(stream_id)
-        self._release_blocks(state)
-        self._streams[stream_id] = fresh = StreamKvState(state.slot_id)
-        self._start(fresh)
+        slot = self.slot_of(stream_id)
+        self._release_blocks(slot)
+        self._start(slot)
 
     def slot_of(self, stream_id: StreamId) -> int:
         return self._slots.slot_of(stream_id)
 
-    def _start(self, state: StreamKvState) -> None:
+    def slots_of(self, stream_ids: Sequence[StreamId]) -> IntArray:
+        return np.array(self._slots.slots_of(stream_ids), dtype=np.int64)
+
+    def _start(self, slot: int) -> None:
         """Hands out the zeroed window of a trained fixed span, when the config asks for one."""
         frames = self.config.prefilled_cache_frames
-        state.blocks = self.pool.allocate(-(-frames // self.config.block_size_frames))
-        state.visible = state.position = frames
-        columns = range(len(state.blocks))
-        self.tables.append([state.slot_id] * len(columns), columns, state.blocks)
-        self._set_lengths([state])
-        if state.blocks:
-            self._flush(state.blocks)
+        blocks = self.pool.allocate(-(-frames // self.config.block_size_frames))
+        self._states.begin(slot, num_blocks=len(blocks), position=frames)
+        self.tables.append([slot] * len(blocks), range(len(blocks)), blocks)
+        self.tables.set_lengths([slot], starts=[0], seqlens=[frames])
+        if blocks:
+            self._flush(blocks)
 
-    def _release_blocks(self, state: StreamKvState) -> None:
-        self.pool.free(state.blocks)
-        width = len(state.blocks)
-        self.tables.drop_head([state.slot_id], width, width=width)
-        self.tables.set_lengths([state.slot_id], starts=[0], seqlens=[0])
-        state.blocks = []
+    def _release_blocks(self, slot: int) -> None:
+        blocks = self._blocks(slot)
+        self.pool.free(blocks)
+        self.tables.drop_head([slot], len(blocks), width=len(blocks))
+        self.tables.set_lengths([slot], starts=[0], seqlens=[0])
+        self._states.begin(slot, num_blocks=0, position=0)
 
     # One chunk
 
@@ -116,15 +117,13 @@ class KvStreams:
         Raises UnknownStreamError, StreamStateError (repeated id, or a stream that has had its
         short last chunk), PoolExhaustedError.
         """
-        states = self._distinct_states(stream_ids)
-        for stream_id, state in zip(stream_ids, states, strict=True):
-            self._check_can_grow(stream_id, state)
-        counts = [state.missing_blocks(self.config) for state in states]
-        new_blocks = self.pool.allocate(sum(counts))
-        self._hand_out(states, counts, new_blocks)
-        for state in states:
-            state.has_room = state.was_prepared = True
-            self._rebase_position(state)
+        slots_B = self._distinct_slots(stream_ids)
+        missing_B = self._missing_blocks(slots_B)
+        self._check_can_grow(stream_ids, slots_B, missing_B)
+        new_blocks = self.pool.allocate(int(missing_B.sum()))
+        self._hand_out(slots_B, missing_B, new_blocks)
+        self._states.has_room[slots_B] = self._states.was_prepared[slots_B] = True
+        self._rebase_positions(slots_B)
         self._flush(new_blocks)
 
     def commit_chunk_paged(self, stream_id: StreamId, chunk_frames: int) -> None:
@@ -132,51 +131,51 @@ class KvStreams:
         self.commit_chunks_paged_batched([stream_id], chunk_frames)
 
     def commit_chunks_paged_batched(
-        self, stream_ids: Sequence[StreamId], chunk_frames: int | Sequence[int]
+        self,
+        stream_ids: Sequence[StreamId],
+        chunk_frames: int | Sequence[int],
+        *,
+        upload: bool = True,
     ) -> None:
         """Counts the frames that the model wrote, then evicts what is past the left context.
 
         `chunk_frames` is one number for all streams or one for each. Fewer than chunk_size seals
-        a stream until its reset, so that its frames stay packed. Raises StreamStateError and
-        StreamNotPreparedError, and changes nothing then.
+        a stream until its reset, so that its frames stay packed. Without `upload` the device tables
+        follow at the next prepare, for a caller that does not read them in between. Raises
+        StreamStateError and StreamNotPreparedError, and changes nothing then.
         """
-        states = self._distinct_states(stream_ids)
-        frames = self._frames_each(states, chunk_frames)
-        self.check_commit(stream_ids, frames)
-        for state, count in zip(states, frames, strict=True):
-            state.visible += count
-            state.position += count
-            state.sealed = count < self.config.chunk_size
-            state.has_room = False
-        self._evict(states, self.config.max_cache_frames if self.config.evicts else None)
+        slots_B = self._distinct_slots(stream_ids)
+        frames_B = self._frames_each(stream_ids, chunk_frames)
+        self._check_commit(stream_ids, slots_B, frames_B)
+        self._states.position[slots_B] += frames_B
+        self._states.sealed[slots_B] = frames_B < self.config.chunk_size
+        self._states.has_room[slots_B] = False
+        keep = self.config.max_cache_frames if self.config.evicts else None
+        self._advance(slots_B, frames_B, keep_frames=keep)
+        if upload:
+            self._flush([])
 
     def check_commit(self, stream_ids: Sequence[StreamId], frames: Sequence[int]) -> None:
         """Raises what a commit of these frames would."""
-        for stream_id, count in zip(stream_ids, frames, strict=True):
-            if not self._state(stream_id).has_room:
-                raise StreamNotPreparedError(
-                    f"commit for stream {stream_id!r} without prepare_chunk: call it before "
-                    "every chunk"
-                )
-            if not 0 <= count <= self.config.chunk_size:
-                raise StreamStateError(
-                    f"commit of {count} frames for stream {stream_id!r}: a chunk has 0 to "
-                    f"chunk_size={self.config.chunk_size}"
-                )
+        self._check_commit(
+            stream_ids, self.slots_of(stream_ids), self._frames_each(stream_ids, frames)
+        )
 
     def evict_oldest_batched(
         self, stream_ids: Sequence[StreamId], keep_chunks: int | None = None
     ) -> None:
         """Shrinks histories to `keep_chunks` chunks (default num_left_chunks); a commit does it."""
         keep = self.config.num_left_chunks if keep_chunks is None else keep_chunks
-        states = self._distinct_states(stream_ids)
-        self._evict(states, keep * self.config.chunk_size if keep >= 0 else None)
+        slots_B = self._distinct_slots(stream_ids)
+        keep_frames = keep * self.config.chunk_size if keep >= 0 else None
+        self._advance(slots_B, np.zeros_like(slots_B), keep_frames=keep_frames)
+        self._flush([])
 
     # What streams hold
 
     def cached_frames(self, stream_ids: Sequence[StreamId]) -> int:
         """Most visible frames among the streams; a chunk's model call takes it as `cache_t1`."""
-        return max((self._state(stream_id).visible for stream_id in stream_ids), default=0)
+        return int(self._visible(self.slots_of(stream_ids)).max(initial=0))
 
     def position_offsets(self, stream_ids: Sequence[StreamId]) -> list[int]:
         """Absolute position of each stream's first new frame.
@@ -184,23 +183,32 @@ class KvStreams:
         The frames heard so far (a prefilled window counts), until a chunk would pass
         position_limit_frames; then prepare puts the oldest visible frame at 0.
         """
-        return [self._state(stream_id).position for stream_id in stream_ids]
+        positions: list[int] = self._states.position[self.slots_of(stream_ids)].tolist()
+        return positions
+
+    def first_key_positions(self, slots_B: IntArray) -> IntArray:
+        """Absolute position of the oldest visible frame of each slot."""
+        return self._states.position[slots_B] - self._visible(slots_B)
+
+    def blocks_of(self, stream_id: StreamId) -> list[int]:
+        """Physical blocks, oldest first."""
+        return self._blocks(self.slot_of(stream_id))
 
     def at_capacity(self, stream_id: StreamId) -> bool:
         """Whether the next prepare must fail. Never when history is bounded."""
-        state = self._state(stream_id)
+        slot = self.slot_of(stream_id)
         if self.config.evicts:
             return False
-        missing = state.missing_blocks(self.config)
-        over_share = len(state.blocks) + missing > self.config.blocks_per_stream
-        return over_share or missing > self.pool.num_free_blocks
+        missing = int(self._missing_blocks(np.array([slot]))[0])
+        over_share = self._states.num_blocks[slot] + missing > self.config.blocks_per_stream
+        return bool(over_share) or missing > self.pool.num_free_blocks
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless every block is free, scratch or held once."""
         self.pool.check_integrity()
         self.tables.flush()
         self.tables.check_integrity()
-        held = [block for state in self._streams.values() for block in state.blocks]
+        held = [block for slot in self._slots.values() for block in self._blocks(slot)]
         require(not set(held) & set(self.pool.free_block_ids()), "a held block is free")
         twice = [block for block, count in Counter(held).items() if count > 1]
         require(not twice, f"blocks {twice} are held twice")
@@ -208,89 +216,111 @@ class KvStreams:
             len(held) + self.pool.num_free_blocks == self.pool.num_blocks,
             f"{len(held)} held + {self.pool.num_free_blocks} free != {self.pool.num_blocks}",
         )
-        require(len(self._slots) == len(self._streams), "streams and slots differ")
-        for stream_id, state in self._streams.items():
-            require(self.slot_of(stream_id) == state.slot_id, f"slot of {stream_id!r}: {state}")
-            state.check_integrity(self.config, self.tables)
+        for slot in self._slots.values():
+            self._states.check_integrity(slot, self.config, self.tables)
 
     # Steps of the above
 
-    def _state(self, stream_id: StreamId) -> StreamKvState:
-        try:
-            return self._streams[stream_id]
-        except KeyError:
-            self._slots.slot_of(stream_id)
-            raise
+    def _blocks(self, slot: int) -> list[int]:
+        blocks: list[int] = self.tables.host_table[slot, : self._states.num_blocks[slot]].tolist()
+        return blocks
 
-    def _distinct_states(self, stream_ids: Sequence[StreamId]) -> list[StreamKvState]:
-        states = [self._state(stream_id) for stream_id in stream_ids]
+    def _visible(self, slots_B: IntArray) -> IntArray:
+        visible_B: IntArray = self.tables.host_seqlens[slots_B] - self.tables.host_starts[slots_B]
+        return visible_B
+
+    def _distinct_slots(self, stream_ids: Sequence[StreamId]) -> IntArray:
+        slots_B = self.slots_of(stream_ids)
         if len(set(stream_ids)) != len(stream_ids):
             raise StreamStateError(f"a stream is named twice in {list(stream_ids)}")
-        return states
+        return slots_B
 
-    def _check_can_grow(self, stream_id: StreamId, state: StreamKvState) -> None:
-        if state.sealed:
+    def _missing_blocks(self, slots_B: IntArray) -> IntArray:
+        """Blocks to take before a whole chunk fits behind the frames of each slot."""
+        frames_B = self.tables.host_seqlens[slots_B] + self.config.chunk_size
+        needed_B = -(-frames_B // self.config.block_size_frames)
+        return np.maximum(0, needed_B - self._states.num_blocks[slots_B])
+
+    def _check_can_grow(
+        self, stream_ids: Sequence[StreamId], slots_B: IntArray, missing_B: IntArray
+    ) -> None:
+        sealed_B = self._states.sealed[slots_B]
+        if sealed_B.any():
             raise StreamStateError(
-                f"stream {stream_id!r} has had a chunk shorter than "
+                f"stream {stream_ids[int(sealed_B.argmax())]!r} has had a chunk shorter than "
                 f"chunk_size={self.config.chunk_size}, its last: reset or free it"
             )
-        held, share = len(state.blocks), self.config.blocks_per_stream
-        missing = state.missing_blocks(self.config)
-        if held + missing > share:
-            what = f"history of stream {stream_id!r} (finish it, or set num_left_chunks)"
-            raise PoolExhaustedError(what, requested=missing, free=share - held, total=share)
+        share, held_B = self.config.blocks_per_stream, self._states.num_blocks[slots_B]
+        is_over_B = held_B + missing_B > share
+        if is_over_B.any():
+            row = int(is_over_B.argmax())
+            what = f"history of stream {stream_ids[row]!r} (finish it, or set num_left_chunks)"
+            free = share - int(held_B[row])
+            raise PoolExhaustedError(what, requested=int(missing_B[row]), free=free, total=share)
 
-    def _hand_out(
-        self, states: list[StreamKvState], counts: list[int], new_blocks: list[int]
-    ) -> None:
-        slots: list[int] = []
-        columns: list[int] = []
-        for state, count in zip(states, counts, strict=True):
-            for _ in range(count):
-                slots.append(state.slot_id)
-                columns.append(len(state.blocks))
-                state.blocks.append(new_blocks[len(slots) - 1])
-        self.tables.append(slots, columns, new_blocks)
+    def _hand_out(self, slots_B: IntArray, counts_B: IntArray, new_blocks: list[int]) -> None:
+        """Names `counts_B` of the blocks behind those that each slot has."""
+        first_N = np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+        held_N = np.repeat(self._states.num_blocks[slots_B], counts_B)
+        columns_N = held_N + np.arange(len(new_blocks)) - first_N
+        self.tables.append(np.repeat(slots_B, counts_B), columns_N, new_blocks)
+        self._states.num_blocks[slots_B] += counts_B
 
-    def _rebase_position(self, state: StreamKvState) -> None:
-        limit = self.config.position_limit_frames
-        if self.config.evicts and state.position + self.config.chunk_size > limit:
-            state.position = state.visible
+    def _rebase_positions(self, slots_B: IntArray) -> None:
+        if not self.config.evicts:
+            return
+        position = self._states.position
+        limit = self.config.position_limit_frames - self.config.chunk_size
+        far_N = slots_B[position[slots_B] > limit]
+        position[far_N] = self._visible(far_N)
 
     def _frames_each(
-        self, states: list[StreamKvState], chunk_frames: int | Sequence[int]
-    ) -> list[int]:
+        self, stream_ids: Sequence[StreamId], chunk_frames: int | Sequence[int]
+    ) -> IntArray:
         if isinstance(chunk_frames, int):
-            return [chunk_frames] * len(states)
-        if len(chunk_frames) != len(states):
+            return np.full(len(stream_ids), chunk_frames, dtype=np.int64)
+        if len(chunk_frames) != len(stream_ids):
             raise StreamStateError(
-                f"{len(chunk_frames)} frame counts for {len(states)} streams: give one for each"
+                f"{len(chunk_frames)} frame counts for {len(stream_ids)} streams: give one for each"
             )
-        return list(chunk_frames)
+        return np.array(chunk_frames, dtype=np.int64)
 
-    def _evict(self, states: list[StreamKvState], keep_frames: int | None) -> None:
-        """Host first, then one shift for each number of blocks dropped, then one upload."""
-        shifts: dict[int, list[int]] = {}
-        width = max((len(state.blocks) for state in states), default=0)
-        freed: list[int] = []
-        for state in states:
-            surplus = 0 if keep_frames is None else max(0, state.visible - keep_frames)
-            dropped = state.drop_oldest(surplus, self.config.block_size_frames)
-            freed += dropped
-            if dropped:
-                shifts.setdefault(len(dropped), []).append(state.slot_id)
-        self.pool.free(freed)
-        for num_dropped, slots in shifts.items():
-            self.tables.drop_head(slots, num_dropped, width=width)
-        self._set_lengths(states)
-        self._flush([])
+    def _check_commit(
+        self, stream_ids: Sequence[StreamId], slots_B: IntArray, frames_B: IntArray
+    ) -> None:
+        has_room_B = self._states.has_room[slots_B]
+        if not has_room_B.all():
+            stream_id = stream_ids[int(has_room_B.argmin())]
+            raise StreamNotPreparedError(
+                f"commit for stream {stream_id!r} without prepare_chunk: call it before every chunk"
+            )
+        fits_B = (frames_B >= 0) & (frames_B <= self.config.chunk_size)
+        if not fits_B.all():
+            row = int(fits_B.argmin())
+            raise StreamStateError(
+                f"commit of {frames_B[row]} frames for stream {stream_ids[row]!r}: a chunk has 0 "
+                f"to chunk_size={self.config.chunk_size}"
+            )
 
-    def _set_lengths(self, states: list[StreamKvState]) -> None:
-        self.tables.set_lengths(
-            [state.slot_id for state in states],
-            starts=[state.start for state in states],
-            seqlens=[state.seqlen for state in states],
-        )
+    def _advance(self, slots_B: IntArray, added_B: IntArray, *, keep_frames: int | None) -> None:
+        """Counts the added frames and hides the oldest beyond `keep_frames` (None: none)."""
+        starts_B: IntArray = self.tables.host_starts[slots_B].astype(np.int64)
+        seqlens_B = self.tables.host_seqlens[slots_B] + added_B
+        if keep_frames is not None:
+            starts_B = np.maximum(starts_B, seqlens_B - keep_frames)
+        dropped_B, starts_B = np.divmod(starts_B, self.config.block_size_frames)
+        self._drop_blocks(slots_B, dropped_B)
+        seqlens_B = seqlens_B - dropped_B * self.config.block_size_frames
+        self.tables.set_lengths(slots_B, starts=starts_B, seqlens=seqlens_B)
+
+    def _drop_blocks(self, slots_B: IntArray, dropped_B: IntArray) -> None:
+        """Gives back the oldest blocks, with one shift for each number of them."""
+        width = int(self._states.num_blocks[slots_B].max(initial=0))
+        for num_dropped in np.unique(dropped_B[dropped_B > 0]).tolist():
+            slots_N = slots_B[dropped_B == num_dropped]
+            self.pool.free(self.tables.host_table[slots_N, :num_dropped].ravel().tolist())
+            self.tables.drop_head(slots_N, num_dropped, width=width)
+        self._states.num_blocks[slots_B] -= dropped_B
 
     def _flush(self, new_blocks: Sequence[int]) -> None:
         index_N = self.tables.flush(new_blocks)

@@ -12,6 +12,8 @@ from torch import Tensor
 from oasr_backend.cache.device import to_device
 
 IntArray = NDArray[np.int64]
+#: Slots, columns or numbers of frames of several rows.
+Ints = Sequence[int] | IntArray
 
 
 class PagedTables:
@@ -42,21 +44,19 @@ class PagedTables:
         self.host_starts = self._host[self._starts_at :]
         self._edited: list[IntArray] = []
 
-    def append(self, slots: Sequence[int], columns: Sequence[int], blocks: Sequence[int]) -> None:
+    def append(self, slots: Ints, columns: Ints, blocks: Sequence[int]) -> None:
         """Names block i in row slots[i], column columns[i]."""
         index = np.asarray(slots, dtype=np.int64) * self._width + np.asarray(columns, np.int64)
         self._host[index] = blocks
         self._note(index)
 
-    def set_lengths(
-        self, slots: Sequence[int], *, starts: Sequence[int], seqlens: Sequence[int]
-    ) -> None:
+    def set_lengths(self, slots: Ints, *, starts: Ints, seqlens: Ints) -> None:
         index = np.asarray(slots, dtype=np.int64)
         self.host_starts[index] = starts
         self.host_seqlens[index] = seqlens
         self._note(index + self._starts_at, index + self._seqlens_at)
 
-    def drop_head(self, slots: Sequence[int], num_dropped: int, *, width: int) -> None:
+    def drop_head(self, slots: Ints, num_dropped: int, *, width: int) -> None:
         """Shifts the rows left by `num_dropped` columns; `width` is the longest row's length."""
         rows = np.asarray(slots, dtype=np.int64)
         kept = width - num_dropped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from oasr_backend.errors import (
     ConfigError,
@@ -97,6 +98,17 @@ class SlotMap:
                 f"{self._what} of stream {stream_id!r} is not allocated: unknown or freed"
             )
         return self._slots[stream_id]
+
+    def slots_of(self, stream_ids: Sequence[StreamId]) -> list[int]:
+        try:
+            return [self._slots[stream_id] for stream_id in stream_ids]
+        except KeyError as error:
+            self.slot_of(error.args[0])
+            raise
+
+    def values(self) -> list[int]:
+        """The slots in use."""
+        return list(self._slots.values())
 
     def bind(self, stream_id: StreamId, slot_id: int | None = None) -> int:
         """Raises StreamStateError (duplicate, taken or out of range), PoolExhaustedError."""

@@ -183,9 +183,7 @@ class GpuStreamingDecoder:
                 "lower blank_id or give the model's full vocabulary"
             )
 
-    def _check_chunk(
-        self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]
-    ) -> list[int]:
+    def _check_chunk(self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]) -> list[int]:
         """The storage rows of the states, in order."""
         for state in states:
             self._check_owner(state)
@@ -223,9 +221,7 @@ def _frames_per_state(
     return [int(n) for n in num_frames]
 
 
-def _host_mask(
-    mask: Sequence[bool] | torch.Tensor, states: Sequence[StreamState]
-) -> list[bool]:
+def _host_mask(mask: Sequence[bool] | torch.Tensor, states: Sequence[StreamState]) -> list[bool]:
     shape = tuple(mask.shape) if isinstance(mask, torch.Tensor) else (len(mask),)
     if shape != (len(states),):
         raise StreamStateError(f"mask has shape {shape}; expected ({len(states)},): one per state")
