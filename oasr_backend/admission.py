@@ -63,6 +63,7 @@ class Admission:
             if chunk.is_first or chunk.is_last or isinstance(error, StreamCancelledError):
                 self._close(stream, reason="cancelled" if chunk.is_cancelled() else "refused")
             raise
+        stream.is_served = True
         self._metrics.audio_s += chunk.samples_S.size / stream.options.sample_rate
         return stream
 

@@ -39,6 +39,9 @@ class Engine:
 
     `submit` admits requests, `step` advances every stream that has a full window by one, and a turn
     is done once its stream has none left. `process` does all of it for callers that can wait.
+
+    While the model runs the lock is free, so that nobody waits for a step to be told no. What the
+    step works on stays as it is: a stream's next request waits behind the one that is served.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class Engine:
             checkpoint.tokenizer, self.caches.ctc, frame_s=self.geometry.encoder_frame_s
         )
         self._clock = clock
+        # Taken in this order: whoever steps or wants no step to go on, then whoever looks.
+        self._stepping = FairLock()
         self._lock = FairLock()
         self._turns = TurnQueues()
         self._lost: DeviceLostError | None = None
@@ -130,7 +135,7 @@ class Engine:
 
     def step(self) -> None:
         """One window of every stream that is ready, as far as the step's width goes."""
-        with self._lock:
+        with self._stepping, self._lock:
             streams = [turn.stream for turn in self._turns.heads() if turn.stream]
             ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
             going_on = [stream for stream in ready if not self._ends_at_capacity(stream)]
@@ -142,15 +147,11 @@ class Engine:
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
         with self._lock:
-            now_s = self._clock()
-            for turn in self._turns.heads():
-                if turn.stream is not None:
-                    turn.stream.last_request_s = now_s
-            return self._admission.reap(before_s=now_s - self.config.stream_idle_timeout_s)
+            return self._admission.reap(before_s=self._clock() - self.config.stream_idle_timeout_s)
 
     def close(self) -> None:
         """Answers what is still waiting with an error and frees every stream."""
-        with self._lock:
+        with self._stepping, self._lock:
             for turn in self._turns.all():
                 self._refuse(
                     turn, StepFailedError("the server unloads this model; send START again")
@@ -175,7 +176,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Every cache agrees with itself."""
-        with self._lock:
+        with self._stepping, self._lock:
             self.caches.check_integrity()
 
     def _begins_anew(self, turn: Turn) -> bool:
@@ -205,11 +206,10 @@ class Engine:
 
     def _step(self, streams: Sequence[Stream]) -> None:
         begin_s = time.perf_counter()
-        if self.config.debug_slow_step_ms:
-            time.sleep(self.config.debug_slow_step_ms / 1000)
         try:
             batch = self._prepare(streams)
-            logits_BTV = self._runner.forward(batch)
+            with self._lock.released():
+                logits_BTV = self._forward(batch)
             self._commit(streams, batch, logits_BTV)
         except Exception as error:
             self._fail(streams, error)
@@ -221,6 +221,11 @@ class Engine:
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         self.caches.prepare([stream.generation for stream in streams])
         return stack_windows(streams, self.geometry, into=self._runner.staging)
+
+    def _forward(self, batch: StepBatch) -> torch.Tensor:
+        if self.config.debug_slow_step_ms:
+            time.sleep(self.config.debug_slow_step_ms / 1000)
+        return self._runner.forward(batch)
 
     def _commit(
         self, streams: Sequence[Stream], batch: StepBatch, logits_BTV: torch.Tensor
@@ -263,11 +268,13 @@ class Engine:
                     heads.append(following)
 
     def _answer(self, turns: Sequence[Turn]) -> None:
+        now_s = self._clock()
         heard: list[tuple[Turn, Stream, AudioChunk]] = []
         for turn in turns:
             stream, request = turn.stream, turn.request
             assert stream is not None
             assert isinstance(request, AudioChunk)
+            stream.is_served, stream.last_heard_s = False, now_s
             if stream.failure is not None:
                 self._refuse(turn, stream.failure)
                 continue

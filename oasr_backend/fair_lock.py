@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class FairLock:
@@ -35,3 +37,12 @@ class FairLock:
                 self._waiters.popleft().release()
             else:
                 self._is_held = False
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Lets the others in while the holder does what needs no lock, then waits its turn."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()

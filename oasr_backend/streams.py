@@ -46,7 +46,10 @@ class Stream:
     audio: AudioBuffer
     # None where the samples have the model's rate.
     resampler: StreamingResampler | None
-    last_request_s: float
+    # When its last request came, or was answered if that is done.
+    last_heard_s: float
+    # A request of it waits for its answer; until then it is not idle, however long that takes.
+    is_served: bool = False
     next_chunk_seq: int | None = None
     num_encoder_frames: int = 0
     num_input_samples: int = 0
@@ -139,7 +142,7 @@ class StreamRegistry:
             context=self._open_context(generation, options),
             audio=self._new_buffer(),
             resampler=_resampler(options.sample_rate),
-            last_request_s=now_s,
+            last_heard_s=now_s,
         )
         self._next_generation += 1
         self._streams[stream_id] = stream
@@ -155,7 +158,7 @@ class StreamRegistry:
                 f"{self.idle_timeout_s:g} s without a request); send START on the first request of "
                 "the sequence"
             ) from None
-        stream.last_request_s = now_s
+        stream.last_heard_s = now_s
         return stream
 
     def release(self, stream: Stream) -> None:
@@ -171,8 +174,8 @@ class StreamRegistry:
         self.release(stream)
 
     def close_idle(self, *, before_s: float) -> list[Stream]:
-        """Closes every stream whose last request came before `before_s`, and returns them."""
-        idle = [stream for stream in self if stream.last_request_s < before_s]
+        """Closes every stream that was last heard before `before_s`, and returns them."""
+        idle = [s for s in self if s.last_heard_s < before_s and not s.is_served]
         for stream in idle:
             self.close(stream)
         return idle

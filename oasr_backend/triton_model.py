@@ -34,7 +34,7 @@ _HOUSEKEEPING_INTERVAL_S = 1.0
 _PUBLISHING_INTERVAL_S = 0.05
 #: `execute` steps until its turns are done or so much time has passed: END takes three quick steps.
 #: What lasts longer is finished by the backlog, so that nobody waits for another's minute of audio.
-_EXECUTE_BUDGET_S = 0.05
+_EXECUTE_BUDGET_S = 0.02
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
 #: not asked: whoever has gone away is then freed by the idle limit.
 _MOST_CANCEL_CHECKS = 16

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
+from oasr_backend.engine import Engine
 from oasr_backend.types import ParameterValue
 from tests.engine_helpers import (
     ManualClock,
@@ -210,3 +214,52 @@ def test_what_happens_to_a_stream_is_logged_with_its_id(caplog: pytest.LogCaptur
         "event=stream_open stream='call-2' generation=2",
         "event=stream_reaped stream='call-2' generation=2 reason=idle audio_s=0.00",
     ]
+
+
+@contextlib.contextmanager
+def slow_step(engine: Engine) -> Iterator[None]:
+    """Inside, a step of the engine is under way; its `debug_slow_step_ms` must be long enough."""
+    stepper = threading.Thread(target=engine.step)
+    stepper.start()
+    time.sleep(0.05)
+    try:
+        yield
+        assert stepper.is_alive(), "the step was over too early to show anything"
+    finally:
+        stepper.join(timeout=30)
+
+
+def test_a_start_is_refused_while_a_step_goes_on() -> None:
+    engine = golden_engine(max_streams=1, debug_slow_step_ms=1000)
+    (turn,) = engine.submit([chunk("a", noise(1), flags="SE")])
+    with slow_step(engine):
+        (late,) = engine.submit([chunk("b", noise(1), flags="S")])
+        assert late.result is not None
+        error_of(late.result, "'b'", "max_streams is 1")
+        assert not turn.is_done
+
+
+def test_a_stream_opened_during_a_step_is_as_any_other() -> None:
+    engine = golden_engine(max_streams=2, debug_slow_step_ms=500)
+    (first,) = engine.submit([chunk("a", noise(1), flags="SE")])
+    with slow_step(engine):
+        (second,) = engine.submit([chunk("b", noise(2), flags="SE")])
+    while not (first.is_done and second.is_done):
+        engine.step()
+    texts = [turn.result.text for turn in (first, second) if turn.result is not None]
+    assert texts == [text_alone(noise(1)), text_alone(noise(2))]
+    assert_all_is_free(engine)
+
+
+def test_a_full_server_does_not_take_a_stream_that_is_being_served_for_dead() -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock, max_streams=1, dead_after_s=60, debug_slow_step_ms=500)
+    (turn,) = engine.submit([chunk("a", noise(1), flags="S")])
+    with slow_step(engine):
+        clock.now_s += 61
+        (late,) = engine.submit([chunk("b", noise(2), flags="S")])
+        assert late.result is not None
+        error_of(late.result, "max_streams is 1")
+    while not turn.is_done:
+        engine.step()
+    assert ask_one(engine, "a", flags="E").text == text_alone(noise(1))

@@ -71,3 +71,19 @@ def test_a_thread_that_steps_without_a_pause_keeps_no_request_out() -> None:
         num_before_done += 1
     thread.join(timeout=60)
     assert num_before_done == 20, "sixty seconds are ninety-odd steps; each request waits for few"
+
+
+def test_the_holder_lets_others_in_and_comes_back_in_turn() -> None:
+    lock, order = FairLock(), list[str]()
+
+    def enter() -> None:
+        with lock:
+            order.append("other")
+
+    thread = threading.Thread(target=enter)
+    with lock:
+        thread.start()
+        with lock.released():
+            thread.join(timeout=10)
+        order.append("holder")
+    assert order == ["other", "holder"]

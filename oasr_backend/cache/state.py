@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class SlotStateCache:
     """Zero is every state's initial value: a zero left context is an offline pass's padding.
 
     `extra_slots` past `max_batch_size` are padding lanes; no stream gets one. Addresses are
-    stable. Not thread-safe.
+    stable. Not thread-safe, but for `zero_pending` beside allocation.
     """
 
     def __init__(
@@ -66,6 +67,8 @@ class SlotStateCache:
         self.device = device
         self.pad_slots = list(range(max_batch_size, max_batch_size + extra_slots))
         self._to_zero: dict[str, list[int]] = {}
+        # Streams may be opened while the model runs, whose look at the states zeroes what is new.
+        self._zeroing = threading.Lock()
         self._slots = SlotMap(self._what(), max_batch_size, slot_pool)
         num_slots = max_batch_size + extra_slots
         self._buffers = {
@@ -169,15 +172,17 @@ class SlotStateCache:
 
     def _zero(self, slots: Sequence[int], specs: Sequence[StreamStateSpec]) -> None:
         """Notes what to zero; it happens before anybody can look, for all new streams at once."""
-        for spec in specs:
-            self._to_zero.setdefault(spec.name, []).extend(slots)
+        with self._zeroing:
+            for spec in specs:
+                self._to_zero.setdefault(spec.name, []).extend(slots)
 
     def zero_pending(self) -> None:
         """Zeroes the slots of streams that are new since the last look.
 
         Every accessor does it; whoever replays a captured graph calls it before.
         """
-        for name, slots in self._to_zero.items():
+        with self._zeroing:
+            pending, self._to_zero = self._to_zero, {}
+        for name, slots in pending.items():
             index = self._slot_index(sorted(set(slots)))
             self._buffers[name].index_fill_(self.specs[name].slot_axis, index, 0)
-        self._to_zero.clear()
