@@ -6,7 +6,7 @@ A round covers what a request covers: buffering, features, encoder, decoder, tex
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,7 +44,15 @@ class _Slot:
 class ClosedLoop:
     """Keeps `num_streams` streams live; they begin at different times, as callers do."""
 
-    def __init__(self, engine: Engine, audio: Sequence[Utterance], num_streams: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        audio: Sequence[Utterance],
+        num_streams: int,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
         self._engine = engine
         self._audio = audio
         self._num_streams = num_streams
@@ -58,9 +66,9 @@ class ClosedLoop:
         """One chunk of every stream; returns its seconds. Raises the error of any stream."""
         chunks = [self._next_chunk(index, slot) for index, slot in enumerate(self._slots)]
         self._is_first_round = False
-        started_s = time.perf_counter()
+        started_s = self._clock()
         results = self._engine.process(chunks)
-        elapsed_s = time.perf_counter() - started_s
+        elapsed_s = self._clock() - started_s
         for result in results:
             if result.error is not None:
                 raise result.error

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import baseline, engine, server
+from benchmarks import baseline, engine, host, server
 from benchmarks.report import RESULTS_DIRECTORY, Report
 from benchmarks.workload import Options
 
 BENCHMARKS: dict[str, Callable[[Options], Report]] = {
     "engine": engine.run,
     "baseline": baseline.run,
+    "host": host.run,
     "server": server.run,
 }
 

@@ -58,7 +58,7 @@ def test_a_result_holds_what_is_needed_to_judge_it(tmp_path: Path) -> None:
     assert not figure.is_met
 
 
-@pytest.mark.parametrize("name", ["engine", "baseline"])
+@pytest.mark.parametrize("name", ["engine", "host", "baseline"])
 def test_a_quick_benchmark_writes_its_result(name: str, tmp_path: Path) -> None:
     run_quickly(name, tmp_path)
     document = read_result(tmp_path, name)

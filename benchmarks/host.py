@@ -1,0 +1,76 @@
+"""The host's share of a request: a round of the engine, closed loop, but for the model.
+
+On a card it is this that fills an instance, not the step. The model is tiny, so that what the
+caches do on the device costs nothing here, and its runner answers logits made before. Processor
+time is counted, so that a busy machine changes less.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from benchmarks.engine import ClosedLoop, measuring_time
+from benchmarks.random_checkpoint import Size, write_random_checkpoint
+from benchmarks.report import Figure, Report
+from benchmarks.workload import CHUNK_S, Options, utterances
+from oasr_backend.batching import StepBatch
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
+
+STREAM_COUNTS = (16, 64, 256, 1024)
+#: As in running speech: about two tokens a chunk.
+_SPOKEN_SHARE = 0.12
+
+
+class PreparedRunner:
+    """Stands in for an EncoderRunner: the same logits for every batch of a width."""
+
+    def __init__(self, engine: Engine) -> None:
+        config, model = engine.config, engine.model
+        self.staging: npt.NDArray[np.float32] = np.zeros(
+            (config.max_step_streams, engine.geometry.window_samples), dtype=np.float32
+        )
+        shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
+        generator = torch.Generator().manual_seed(0)
+        self._logits_BTV = torch.randn(shape, generator=generator)
+        silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
+        self._logits_BTV[..., model.blank_id] += 20.0 * silent_BT
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        return self._logits_BTV[: batch.width]
+
+
+def _tiny_engine(*, num_streams: int) -> Engine:
+    size = Size(num_layers=1, model_dim=16, num_heads=1, feed_forward_dim=16, vocab_size=64)
+    config = ServingConfig(max_streams=num_streams, max_step_streams=num_streams)
+    with tempfile.TemporaryDirectory() as folder:
+        directory = write_random_checkpoint(Path(folder), size)
+        return Engine.load(directory, config, device="cpu")
+
+
+def run(options: Options) -> Report:
+    counts = STREAM_COUNTS[:2] if options.quick else STREAM_COUNTS
+    torch.set_num_threads(1)
+    engine = _tiny_engine(num_streams=max(counts))
+    engine._runner = PreparedRunner(engine)  # type: ignore[assignment]
+    audio = utterances(quick=options.quick)
+    seconds, warm_up = measuring_time(options)
+    figures = []
+    for count in counts:
+        loop = ClosedLoop(engine, audio, count, clock=time.thread_time)
+        times_s = loop.measure(seconds, warm_up_rounds=warm_up)
+        figures.append(Figure(f"{count} streams", "us/request", (times_s / count * 1e6).tolist()))
+        engine.close()
+    configuration = {
+        "chunk_s": CHUNK_S,
+        "max_step_streams": engine.config.max_step_streams,
+        "spoken_share": _SPOKEN_SHARE,
+    }
+    return Report("host", configuration, figures)
