@@ -1,0 +1,39 @@
+"""Speech to text with asyncio: python examples/stream_asyncio.py 127.0.0.1:8001 talk.wav"""
+
+import asyncio
+import sys
+import uuid
+import wave
+
+import numpy as np
+import tritonclient.grpc.aio as triton
+
+
+async def requests(path):
+    """Yields as chunks come up, here at once; a microphone would be awaited."""
+    with wave.open(path) as wav:
+        rate, pcm = wav.getframerate(), np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+    chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 0.64 s at 16 kHz
+    stream_id = str(uuid.uuid4())
+    for number, chunk in enumerate(chunks, start=1):
+        audio = triton.InferInput("PCM16", [1, chunk.size], "INT16")
+        audio.set_data_from_numpy(chunk[None])
+        yield {
+            "model_name": "oasr_streaming",
+            "inputs": [audio],
+            "sequence_id": stream_id,
+            "sequence_start": number == 1,
+            "sequence_end": number == len(chunks),
+            "parameters": {"sample_rate": rate} if number == 1 else None,
+        }
+
+
+async def main(url, path):
+    async with triton.InferenceServerClient(url) as client:
+        async for reply, error in client.stream_infer(requests(path)):
+            if error:
+                raise error
+            print(reply.as_numpy("TRANSCRIPTS")[0].decode())
+
+
+asyncio.run(main(*sys.argv[1:]))

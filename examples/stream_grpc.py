@@ -1,0 +1,29 @@
+"""Speech to text over gRPC: python examples/stream_grpc.py 127.0.0.1:8001 talk.wav"""
+
+import sys
+import uuid
+import wave
+
+import numpy as np
+import tritonclient.grpc as triton
+
+url, path = sys.argv[1:]
+with wave.open(path) as wav:
+    rate, pcm = wav.getframerate(), np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 0.64 s at 16 kHz
+
+stream_id = str(uuid.uuid4())
+with triton.InferenceServerClient(url) as client:
+    for number, chunk in enumerate(chunks, start=1):
+        audio = triton.InferInput("PCM16", [1, chunk.size], "INT16")
+        audio.set_data_from_numpy(chunk[None])
+        reply = client.infer(
+            "oasr_streaming",
+            [audio],
+            sequence_id=stream_id,
+            sequence_start=number == 1,
+            sequence_end=number == len(chunks),
+            parameters={"sample_rate": rate} if number == 1 else None,
+            client_timeout=10,
+        )
+        print(reply.as_numpy("TRANSCRIPTS")[0].decode())
