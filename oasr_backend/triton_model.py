@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from oasr_backend.config import ServingConfig, merged_parameters
 from oasr_backend.engine import Engine
-from oasr_backend.errors import ConfigError
+from oasr_backend.model_load import device_of, load_engine, read_config
 from oasr_backend.triton_io import (
     MetricsPublisher,
     answer_now,
@@ -45,15 +40,9 @@ class TritonModel:
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
-        model_config = json.loads(args["model_config"])
-        config = _serving_config(model_config)
+        config = read_config(args)
         _log_to_stderr(config.log_level)
-        if config.num_threads:
-            torch.set_num_threads(config.num_threads)
-        checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
-        device = _device(config.device, args)
-        self._engine = Engine.load(checkpoint_dir, config, device=device)
-        _check_sequence_batching(model_config, self._engine.config)
+        self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._publisher = MetricsPublisher(self._engine.samples, labels)
@@ -67,8 +56,8 @@ class TritonModel:
         _quiet_garbage_collection()
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
-            checkpoint_dir,
-            device,
+            config.resolve_checkpoint(Path(args["model_repository"])),
+            device_of(config.device, args),
             self._engine.config.max_streams,
         )
 
@@ -193,47 +182,6 @@ def _quiet_garbage_collection() -> None:
 
 def _is_refused(turn: Turn) -> bool:
     return turn.result is not None and turn.result.error is not None
-
-
-def _serving_config(model_config: Mapping[str, Any]) -> ServingConfig:
-    parameters = {
-        name: value["string_value"] for name, value in model_config.get("parameters", {}).items()
-    }
-    config = ServingConfig.from_parameters(merged_parameters(parameters))
-    batching = model_config.get("sequence_batching", {})
-    idle_s = int(batching.get("max_sequence_idle_microseconds", 0)) / 1e6 or 1.0
-    return config if config.dead_after_s else replace(config, dead_after_s=idle_s)
-
-
-def _check_sequence_batching(model_config: Mapping[str, Any], config: ServingConfig) -> None:
-    """Refuses limits of config.pbtxt under which streams would be lost or wait in silence."""
-    batching = model_config.get("sequence_batching")
-    if not batching or "oldest" not in batching:
-        raise ConfigError(
-            "config.pbtxt needs sequence_batching { oldest { ... } }: the backend expects one "
-            "request of a sequence at a time"
-        )
-    if config.stream_idle_timeout_s <= config.dead_after_s:
-        raise ConfigError(
-            f"stream_idle_timeout_s={config.stream_idle_timeout_s:g} must exceed Triton's "
-            f"max_sequence_idle_microseconds ({config.dead_after_s:g} s): raise the first or lower "
-            "the second in config.pbtxt"
-        )
-    candidates = int(batching["oldest"].get("max_candidate_sequences", 0))
-    if candidates <= config.max_streams:
-        raise ConfigError(
-            f"max_candidate_sequences={candidates} in config.pbtxt must exceed max_streams="
-            f"{config.max_streams}: beyond it Triton lets a START wait in silence"
-        )
-
-
-def _device(choice: str, args: Mapping[str, str]) -> str:
-    """The instance's own GPU where it has one, unless the configuration names a device."""
-    if choice != "auto":
-        return choice
-    if args["model_instance_kind"] == "GPU":
-        return f"cuda:{args['model_instance_device_id']}"
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _log_to_stderr(level: str) -> None:

@@ -32,7 +32,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("batching", "turns", "results", "admission"),
     ("runner",),
     ("engine",),
-    ("triton_io", "parity"),
+    ("triton_io", "parity", "model_load"),
     ("triton_model",),
 )
 LEVEL_OF = {group: level for level, groups in enumerate(LEVELS) for group in groups}

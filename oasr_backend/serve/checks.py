@@ -36,11 +36,14 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`name` is stable and short (`--skip-check NAME`); the texts are one line each."""
+    """`name` is stable and short (`--skip-check NAME`); the texts are one line each.
+
+    A message that ends with its own remedy needs no other.
+    """
 
     name: str
     message: str
-    remedy: str
+    remedy: str = ""
 
 
 def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:

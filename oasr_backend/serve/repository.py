@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import oasr_backend
 
@@ -14,6 +16,9 @@ _PARAMETER = re.compile(
     r'key\s*:\s*"(?P<key>[^"]+)"\s*,?\s*'
     r'value\s*:?\s*\{\s*string_value\s*:\s*"(?P<value>[^"]*)"\s*\}'
 )
+_IDLE_US = re.compile(r"\bmax_sequence_idle_microseconds\s*:\s*(\d+)")
+_OLDEST = re.compile(r"\boldest\s*:?\s*\{(?P<fields>[^}]*)\}")
+_CANDIDATES = re.compile(r"\bmax_candidate_sequences\s*:\s*(\d+)")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
 
 
@@ -25,10 +30,23 @@ class ModelConfig:
     max_batch_size: int
     instance_count: int
     parameters: dict[str, str]
+    sequence_batching: dict[str, Any]
 
     @property
     def name(self) -> str:
         return self.directory.name
+
+    @property
+    def triton_arguments(self) -> dict[str, str]:
+        """What Triton hands to the model's `initialize`, as far as a load depends on it."""
+        parameters = {key: {"string_value": text} for key, text in self.parameters.items()}
+        config = {"parameters": parameters, "sequence_batching": self.sequence_batching}
+        return {
+            "model_config": json.dumps(config),
+            "model_repository": str(self.directory.resolve()),
+            "model_instance_kind": "AUTO",
+            "model_instance_device_id": "0",
+        }
 
 
 def read_model_config(model_directory: Path) -> ModelConfig:
@@ -39,7 +57,18 @@ def read_model_config(model_directory: Path) -> ModelConfig:
         max_batch_size=int(batch[1]) if batch else 1,
         instance_count=int(count[1]) if count else 1,
         parameters={match["key"]: match["value"] for match in _PARAMETER.finditer(text)},
+        sequence_batching=_sequence_batching(text),
     )
+
+
+def _sequence_batching(text: str) -> dict[str, Any]:
+    """As in Triton's JSON: numbers of 64 bits are strings there, 0 stands for what is not given."""
+    idle, oldest = _IDLE_US.search(text), _OLDEST.search(text)
+    found: dict[str, Any] = {"max_sequence_idle_microseconds": idle[1] if idle else "0"}
+    if oldest:
+        candidates = _CANDIDATES.search(oldest["fields"])
+        found["oldest"] = {"max_candidate_sequences": int(candidates[1]) if candidates else 0}
+    return found
 
 
 def model_directories(model_repository: Path) -> list[Path]:

@@ -1,0 +1,89 @@
+"""From what Triton tells a model instance to an engine that is ready to serve.
+
+    python -m oasr_backend.model_load ARGUMENTS
+
+loads once and ends, with the cause on one line of stderr if it cannot: `oasr-serve --check-only`.
+ARGUMENTS are those of Triton's `initialize`, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oasr_backend.config import ServingConfig, merged_parameters
+from oasr_backend.engine import Engine
+from oasr_backend.errors import ConfigError, OasrError
+
+
+def read_config(args: Mapping[str, str]) -> ServingConfig:
+    """The settings of config.pbtxt and the environment. Raises ConfigError."""
+    model_config = json.loads(args["model_config"])
+    parameters = {
+        name: value["string_value"] for name, value in model_config.get("parameters", {}).items()
+    }
+    config = ServingConfig.from_parameters(merged_parameters(parameters))
+    batching = model_config.get("sequence_batching", {})
+    idle_s = int(batching.get("max_sequence_idle_microseconds", 0)) / 1e6 or 1.0
+    return config if config.dead_after_s else replace(config, dead_after_s=idle_s)
+
+
+def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
+    """Raises ConfigError, CheckpointError among them."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
+    engine = Engine.load(checkpoint_dir, config, device=device_of(config.device, args))
+    _check_sequence_batching(json.loads(args["model_config"]), engine.config)
+    return engine
+
+
+def device_of(choice: str, args: Mapping[str, str]) -> str:
+    """The instance's own GPU where it has one, unless the configuration names a device."""
+    if choice != "auto":
+        return choice
+    if args["model_instance_kind"] == "GPU":
+        return f"cuda:{args['model_instance_device_id']}"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_sequence_batching(model_config: Mapping[str, Any], config: ServingConfig) -> None:
+    """Refuses limits of config.pbtxt under which streams would be lost or wait in silence."""
+    batching = model_config.get("sequence_batching")
+    if not batching or "oldest" not in batching:
+        raise ConfigError(
+            "config.pbtxt needs sequence_batching { oldest { ... } }: the backend expects one "
+            "request of a sequence at a time"
+        )
+    if config.stream_idle_timeout_s <= config.dead_after_s:
+        raise ConfigError(
+            f"stream_idle_timeout_s={config.stream_idle_timeout_s:g} must exceed Triton's "
+            f"max_sequence_idle_microseconds ({config.dead_after_s:g} s): raise the first or lower "
+            "the second in config.pbtxt"
+        )
+    candidates = int(batching["oldest"].get("max_candidate_sequences", 0))
+    if candidates <= config.max_streams:
+        raise ConfigError(
+            f"max_candidate_sequences={candidates} in config.pbtxt must exceed max_streams="
+            f"{config.max_streams}: beyond it Triton lets a START wait in silence"
+        )
+
+
+def main() -> None:
+    args = json.loads(sys.argv[1])
+    try:
+        load_engine(args, read_config(args))
+    except OasrError as error:
+        sys.exit(" ".join(str(error).split()))
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+if __name__ == "__main__":
+    main()

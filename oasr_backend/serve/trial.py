@@ -1,0 +1,44 @@
+"""Loads each model once, as the server would, so that what keeps it from loading is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+
+from oasr_backend.serve.checks import Problem
+from oasr_backend.serve.command import LOAD_TIMEOUT_S, ServerSettings, build_environment
+from oasr_backend.serve.embedded import TritonInstall
+from oasr_backend.serve.overrides import CHECKPOINT_KEY
+from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
+
+
+def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
+    """Takes the memory and time of a start. Models without a checkpoint are not ours: left out."""
+    environment = build_environment(install, settings)
+    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    ours = [config for config in configs if CHECKPOINT_KEY in config.parameters]
+    return [problem for config in ours for problem in _problems_of(config, environment)]
+
+
+def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterator[Problem]:
+    # Another process, as in the server: its packages, its variables, and memory that goes with it.
+    command = [sys.executable, "-m", "oasr_backend.model_load", json.dumps(config.triton_arguments)]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LOAD_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        message = f"the model {config.name} was not loaded after {LOAD_TIMEOUT_S} s"
+        yield Problem("load", message, "give a smaller checkpoint or a faster device")
+        return
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+        yield Problem("load", f"the model {config.name} cannot be loaded: {lines[-1]}")
