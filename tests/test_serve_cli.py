@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -8,25 +10,31 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
 from oasr_backend.serve.app import app
+from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.ports import bind_error, find_free_ports
-from oasr_backend.serve.process import running_in_group
 from oasr_backend.serve.shm import SHM_DIRECTORY
+from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
+from tests.triton.wire import audio, sequence, text_of
 
 ECHO_REPOSITORY = Path(__file__).parent / "data" / "echo_repository"
+GOLDEN = GOLDEN_DIR / "wenet_small"
 OASR_SERVE = Path(sys.executable).parent / "oasr-serve"
 FLAGS = ("--http-port", "--grpc-port", "--metrics-port")
 
 
-def _arguments(*more: str) -> tuple[list[str], list[int]]:
+def _arguments(*more: str, repository: Path = ECHO_REPOSITORY) -> tuple[list[str], list[int]]:
     ports = find_free_ports(3)
-    arguments = ["--model-repository", str(ECHO_REPOSITORY), "--host", "127.0.0.1"]
+    arguments = ["--model-repository", str(repository), "--host", "127.0.0.1"]
     for flag, port in zip(FLAGS, ports, strict=True):
         arguments += [flag, str(port)]
     return [*arguments, *more], ports
@@ -49,6 +57,10 @@ def _answers(port: int) -> bool:
         return False
 
 
+def _are_free(ports: list[int]) -> bool:
+    return all(bind_error("127.0.0.1", port) is None for port in ports)
+
+
 def _regions_of(process_id: int) -> list[str]:
     return [path.name for path in SHM_DIRECTORY.iterdir() if f"_{process_id}_" in path.name]
 
@@ -58,6 +70,52 @@ def test_a_machine_in_order_passes_check_only() -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert "all checks passed" in result.stdout
+
+
+def test_check_only_loads_the_shipped_model() -> None:
+    arguments, _ = _arguments("--check-only", repository=MODEL_REPOSITORY)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.stderr
+
+
+def _cut(folder: Path) -> None:
+    """What an interrupted copy leaves."""
+    weights = folder / "final.pt"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+
+def _lose_cmvn(folder: Path) -> None:
+    (folder / "global_cmvn").unlink()
+
+
+@pytest.mark.parametrize(
+    ("more", "damage", "words"),
+    [
+        ([], _cut, ["final.pt (100000 bytes)", "damaged", "copy it again"]),
+        ([], _lose_cmvn, ["global_cmvn does not exist", "Copy it there"]),
+        (["--set", "num_left_chunk=4"], None, ["'num_left_chunk'; did you mean 'num_left_chunks'"]),
+        (["--set", "chunk_size=wide"], None, ["chunk_size='wide' is not an integer"]),
+        (
+            ["--set", "stream_idle_timeout_s=60"],
+            None,
+            ["must exceed Triton's max_sequence_idle_microseconds (60 s)"],
+        ),
+        (["--set", "max_streams=16384"], None, ["max_candidate_sequences=16384", "max_streams"]),
+    ],
+)
+def test_check_only_says_in_one_line_why_the_model_would_not_load(
+    tmp_path: Path, more: list[str], damage: Callable[[Path], None] | None, words: list[str]
+) -> None:
+    checkpoint = Path(shutil.copytree(GOLDEN, tmp_path / "checkpoint"))
+    if damage is not None:
+        damage(checkpoint)
+    arguments, _ = _arguments("--checkpoint", str(checkpoint), repository=MODEL_REPOSITORY)
+    result = CliRunner().invoke(app, [*arguments, "--check-only", *more])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("load: the model oasr_streaming cannot be loaded: ")
+    for word in words:
+        assert word in line
 
 
 def test_every_problem_is_shown_at_once_with_status_2(tmp_path: Path) -> None:
@@ -94,8 +152,8 @@ def test_the_printed_command_ends_with_the_flags_for_triton() -> None:
 
 
 @pytest.mark.triton
-def test_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> None:
-    arguments, ports = _arguments()
+def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> None:
+    arguments, ports = _arguments("--exec")
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [OASR_SERVE, *arguments], stdout=log, stderr=log, start_new_session=True
@@ -115,8 +173,8 @@ def test_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> No
 
 @pytest.mark.triton
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_watched_server_says_ready_and_gets_the_signal(number: signal.Signals) -> None:
-    arguments, ports = _arguments("--wait-ready", "60")
+def test_oasr_serve_says_ready_and_stops_its_server_at_a_signal(number: signal.Signals) -> None:
+    arguments, ports = _arguments()
     process = subprocess.Popen(
         [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -128,7 +186,7 @@ def test_a_watched_server_says_ready_and_gets_the_signal(number: signal.Signals)
         process.send_signal(number)
         process.communicate(timeout=20)
         assert process.returncode == 0
-        assert all(bind_error("127.0.0.1", port) is None for port in ports)
+        assert _are_free(ports)
         assert _regions_of(process.pid) == []
     finally:
         _kill(process)
@@ -142,7 +200,93 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_with_status_1() -> None:
     )
     assert result.returncode == 1
     assert "error: tritonserver was not ready after 1 s" in result.stderr
-    assert all(bind_error("127.0.0.1", port) is None for port in ports)
+    assert _are_free(ports)
+
+
+@pytest.mark.triton
+def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
+    arguments, _ = _arguments("--set", "num_left_chunk=4", repository=MODEL_REPOSITORY)
+    result = subprocess.run(
+        [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 1
+    error, cause = result.stderr.splitlines()[-2:]
+    assert error == "error: tritonserver ended with status 1:"
+    assert cause.startswith(
+        "the model oasr_streaming was not loaded: ConfigError: unknown parameter 'num_left_chunk'; "
+        "did you mean 'num_left_chunks'?"
+    )
+    assert "At:" not in cause
+
+
+@contextlib.contextmanager
+def _serving() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """`oasr-serve` with a small model, ready."""
+    arguments, ports = _arguments("--checkpoint", str(GOLDEN), repository=MODEL_REPOSITORY)
+    process = subprocess.Popen(
+        [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("ready: ")
+        yield process, ports
+    finally:
+        _kill(process)
+        process.communicate()
+
+
+def _send(client: InferenceServerClient, flags: str) -> str:
+    chunk = audio(tritonclient.grpc, np.zeros(8000, np.int16))
+    return text_of(client.infer("oasr_streaming", chunk, **sequence("open", flags)))
+
+
+@pytest.mark.triton
+def test_a_stream_that_nobody_ends_does_not_keep_oasr_serve_from_stopping() -> None:
+    with _serving() as (process, ports):
+        with InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
+            _send(client, "S")
+            begin_s = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+        # Triton alone waits 10 s for the END, and its status is then 1.
+        assert time.monotonic() - begin_s < 7.0
+        assert _are_free(ports)
+        assert _regions_of(process.pid) == []
+
+
+@pytest.mark.triton
+def test_a_stream_that_still_speaks_may_end_while_oasr_serve_stops() -> None:
+    with _serving() as (process, ports):
+        with InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
+            _send(client, "S")
+            process.send_signal(signal.SIGTERM)
+            for _ in range(7):
+                time.sleep(0.5)
+                _send(client, "")
+            _send(client, "E")
+        assert process.wait(20) == 0
+
+
+@pytest.mark.triton
+def test_an_oasr_serve_that_is_killed_takes_its_server_along() -> None:
+    with _serving() as (process, ports):
+        server = _child_of(process.pid, b"tritonserver")
+        assert _regions_of(process.pid) != []
+        process.kill()
+        process.wait()
+        assert _wait_until(lambda: running_in_group(server) == [], timeout_s=5)
+        assert _wait_until(lambda: _regions_of(process.pid) == [], timeout_s=5)
+        assert _wait_until(lambda: _are_free(ports), timeout_s=5)
+
+
+def _child_of(parent: int, name: bytes) -> int:
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            program = (process / "cmdline").read_bytes().partition(b"\0")[0]
+            its_parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if program.endswith(name) and int(its_parent) == parent:
+                return int(process.name)
+    raise AssertionError(f"{parent} has no child {name!r}")
 
 
 def _kill(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:

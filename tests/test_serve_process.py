@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +18,9 @@ import tritonclient.grpc
 import tritonclient.http
 
 from oasr_backend.errors import ServerError
+from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.ports import bind_error
-from oasr_backend.serve.process import TritonServer, local_settings, running_in_group
+from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
 
 pytestmark = pytest.mark.triton
@@ -151,23 +154,85 @@ def test_a_server_that_was_not_started_says_so() -> None:
         server.send_signal(signal.SIGTERM)
 
 
-def test_regions_of_a_server_whose_owner_died_go_at_the_next_start(tmp_path: Path) -> None:
-    script = f"""
-import os, signal
+OWNER = f"""
+import os, signal, subprocess, threading
 from pathlib import Path
 from oasr_backend.serve.process import TritonServer, local_settings
-settings = local_settings(Path({str(ECHO_REPOSITORY)!r}))
-server = TritonServer(settings, log_path=Path({str(tmp_path / "log")!r}))
-server.start()
+server = TritonServer(local_settings(Path({str(ECHO_REPOSITORY)!r})), log_path=Path(os.devnull))
+starter = threading.Thread(target=server.start)
+starter.start()
+starter.join()
 server.wait_ready(60)
-print(server.settings.shm_prefix, flush=True)
+print(server.pid, server.settings.shm_prefix, flush=True)
+"""
+
+
+def _run_owner(end: str) -> tuple[int, str]:
+    """A process that starts a server from a short-lived thread, then ends as told.
+
+    Returns the server's process group and the prefix of its regions.
+    """
+    owner = subprocess.run([sys.executable, "-c", OWNER + end], capture_output=True, text=True)
+    group, prefix = owner.stdout.split()
+    assert prefix.startswith("oasr_"), owner.stderr
+    return int(group), prefix
+
+
+def _is_gone(group: int, prefix: str) -> bool:
+    return running_in_group(group) == [] and leftover_regions(prefix) == []
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)"], ids=["killed", "forgetful"]
+)
+def test_a_server_does_not_outlive_its_owner(end: str) -> None:
+    group, prefix = _run_owner(end)
+    deadline_s = time.monotonic() + 5.0
+    while not _is_gone(group, prefix):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    server = _fresh_server()
+    starter = threading.Thread(target=server.start)
+    starter.start()
+    starter.join()
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        server.wait_ready(READY_TIMEOUT_S)
+        assert server.exit_status is None
+    _assert_nothing_is_left(server)
+
+
+def test_regions_that_nobody_could_remove_go_at_the_next_start() -> None:
+    """As after a loss of power: owner, server and guard are killed at once."""
+    group, prefix = _run_owner("""
+def is_guard(process):
+    try:
+        return f"oasr-guard\\0{server.pid}\\0".encode() in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+(guard,) = filter(is_guard, Path("/proc").glob("[0-9]*"))
+os.kill(int(guard.name), signal.SIGKILL)
 os.killpg(server.pid, signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)
-"""
-    owner = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    prefix = owner.stdout.strip()
-    assert prefix.startswith("oasr_"), owner.stderr
+""")
     assert leftover_regions(prefix) != []
     with _fresh_server() as server:
         server.wait_ready(READY_TIMEOUT_S)
         assert leftover_regions(prefix) == []
+    assert running_in_group(group) == []
+
+
+def test_a_server_that_still_loads_is_stopped_at_once() -> None:
+    server = _fresh_server(load_delay_s="30")
+    server.start()
+    with pytest.raises(ServerError, match="not ready after"):
+        server.wait_ready(1.0)
+    begin_s = time.monotonic()
+    server.stop()
+    assert time.monotonic() - begin_s < 5.0
+    _assert_nothing_is_left(server)
+    assert server.log_path is not None
+    server.log_path.unlink()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
-import signal
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from oasr_backend.errors import OasrError, ServerError
+from oasr_backend.errors import OasrError
 from oasr_backend.serve.checks import Problem, find_problems
 from oasr_backend.serve.command import (
     ServerSettings,
@@ -25,6 +25,8 @@ from oasr_backend.serve.overrides import collect_overrides
 from oasr_backend.serve.process import TritonServer
 from oasr_backend.serve.repository import default_model_repository
 from oasr_backend.serve.shm import remove_orphaned_regions
+from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.serve.watch import watch_over
 
 EXIT_PROBLEMS = 2
 EXIT_FAILED = 1
@@ -60,22 +62,27 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",
     wait_ready: Annotated[
         float | None,
-        typer.Option(
-            metavar="SECONDS", min=0.0, help="Print a line when ready; fail after SECONDS."
-        ),
+        typer.Option(metavar="SECONDS", min=0.0, help="Fail when not ready after SECONDS."),
     ] = None,
     skip_check: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Ignore one check; repeatable.")
     ] = None,
-    check_only: Annotated[bool, typer.Option("--check-only", help="Check, then stop.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check-only", help="Check, load each model once, then stop.")
+    ] = False,
+    exec_: Annotated[
+        bool,
+        typer.Option("--exec", help="Become the tritonserver; do not watch it."),
+    ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the server's command, then stop.")
     ] = False,
 ) -> None:
-    """Serve streaming speech recognition with NVIDIA Triton.
+    """Serve streaming speech recognition with NVIDIA Triton until a signal comes.
 
-    Exit status: 2 when a check found a problem or the command line is wrong, 1 when the server
-    cannot be started or is not ready in time, otherwise that of tritonserver.
+    Exit status: 0 after SIGINT, SIGTERM or SIGHUP, 2 when a check found a problem or the command
+    line is wrong, 1 when the server cannot be started or is not ready in time, otherwise that of
+    tritonserver.
     """
     try:
         settings = ServerSettings(
@@ -88,23 +95,27 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
             extra_flags=tuple(extra_flags or ()),
         )
         install = find_triton()
-        _exit_on_problems(install, settings, set(skip_check or ()))
+        skipped = set(skip_check or ())
+        _exit_on_problems(find_problems(install, settings), skipped)
         if check_only:
+            if "load" not in skipped:
+                _exit_on_problems(find_load_problems(install, settings), skipped)
             _stdout.print(f"all checks passed; the server is {install.binary}")
         elif print_command:
             environment = build_environment(install, settings)
             typer.echo(format_command(build_command(install, settings), environment))
-        elif wait_ready is None:
+        elif exec_:
             _become_server(install, settings)
         else:
-            raise typer.Exit(_watch_over_server(install, settings, wait_ready))
+            timeout_s = math.inf if wait_ready is None else wait_ready
+            raise typer.Exit(_run_server(install, settings, timeout_s))
     except OasrError as error:
         _stderr.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(EXIT_PROBLEMS if isinstance(error, ValueError) else EXIT_FAILED) from error
 
 
-def _exit_on_problems(install: TritonInstall, settings: ServerSettings, skipped: set[str]) -> None:
-    problems = [item for item in find_problems(install, settings) if item.name not in skipped]
+def _exit_on_problems(problems: Sequence[Problem], skipped: set[str]) -> None:
+    problems = [item for item in problems if item.name not in skipped]
     for problem in problems:
         _show(problem)
     if problems:
@@ -112,8 +123,8 @@ def _exit_on_problems(install: TritonInstall, settings: ServerSettings, skipped:
 
 
 def _show(problem: Problem) -> None:
-    message, remedy = escape(problem.message), escape(problem.remedy)
-    _stderr.print(f"[red]{problem.name}:[/] {message}; [bold]{remedy}[/]")
+    remedy = f"; [bold]{escape(problem.remedy)}[/]" if problem.remedy else ""
+    _stderr.print(f"[red]{problem.name}:[/] {escape(problem.message)}{remedy}")
 
 
 def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn:
@@ -123,36 +134,8 @@ def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn
     os.execve(install.binary, command, build_environment(install, settings))
 
 
-def _watch_over_server(install: TritonInstall, settings: ServerSettings, timeout_s: float) -> int:
+def _run_server(install: TritonInstall, settings: ServerSettings, timeout_s: float) -> int:
     """Returns the exit status for the shell."""
     server = TritonServer(settings, install=install, inherit_output=True)
-    requests_to_stop = _pass_signals_to(server)
-    try:
-        server.start()
-        server.wait_ready(timeout_s)
-        _stdout.print(f"ready: http {server.http_url}, grpc {server.grpc_url}")
-        status = server.wait()
-    except ServerError:
-        # A server that is told to stop while it loads is no failure.
-        if not requests_to_stop:
-            raise
-        status = server.wait()
-    finally:
-        server.stop()
-    return status if status >= 0 else 128 - status
-
-
-def _pass_signals_to(server: TritonServer) -> list[int]:
-    """Returns the list to which every signal that arrives is appended."""
-    received: list[int] = []
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        if not server.is_started:
-            raise SystemExit(128 + number)
-        # A terminal that closes ends a server as a request to stop does.
-        server.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, forward)
-    return received
+    line = f"ready: http {server.http_url}, grpc {server.grpc_url}"
+    return watch_over(server, timeout_s, on_ready=lambda: _stdout.print(line))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
@@ -23,7 +23,11 @@ from oasr_backend.serve.command import (
     build_command,
     build_environment,
 )
+from oasr_backend.serve.drain import Drain
 from oasr_backend.serve.embedded import TritonInstall, find_triton
+from oasr_backend.serve.group import kill_group
+from oasr_backend.serve.guard import OwnerGuard
+from oasr_backend.serve.log import OutputRelay, error_lines, load_failures
 from oasr_backend.serve.ports import find_free_ports, reachable_host
 from oasr_backend.serve.repository import model_names
 from oasr_backend.serve.shm import remove_orphaned_regions, remove_regions
@@ -31,11 +35,9 @@ from oasr_backend.serve.shm import remove_orphaned_regions, remove_regions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_KILL_POLL_S = 0.01
-_KILL_WAIT_S = 2.0
 _LOG_TAIL_LINES = 30
 _CAUSE_SEARCH_LINES = 1_000
-_LOG_LEVEL = re.compile(r"[IWEF]\d{4} |error:|Error:")
+_RELAY_WAIT_S = 2.0
 # Requests to the server on this machine never go through a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -44,13 +46,12 @@ class TritonServer:
     """A tritonserver in its own process group.
 
     `log_path` None puts the log in a temporary file, which stays after a failed start and goes
-    with a clean stop; `inherit_output` sends it to the caller's own output instead.
+    with a clean stop; `inherit_output` passes it on to the caller's stderr instead.
 
         with TritonServer(local_settings(repository)) as server:
             server.wait_ready(60)
 
-    A server with open sequences drains until its exit time-out: Triton waits for their END. It
-    also waits for HTTP clients that keep a connection open.
+    The server does not outlive its owner: when the process that started it is killed, so is it.
     """
 
     def __init__(
@@ -67,6 +68,10 @@ class TritonServer:
         self._inherit_output = inherit_output
         self._owns_log = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: OwnerGuard | None = None
+        self._relay: OutputRelay | None = None
+        self._was_ready = False
+        self._has_drained = False
 
     @property
     def http_url(self) -> str:
@@ -111,15 +116,19 @@ class TritonServer:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=None if log is None else subprocess.STDOUT,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._guard = OwnerGuard(self.pid, self.settings.shm_prefix)
+        if self._process.stdout is not None:
+            self._relay = OutputRelay(self._process.stdout, sys.stderr.buffer)
         logger.info("started %s as process %d", install.binary, self.pid)
 
     def wait_ready(self, timeout_s: float) -> None:
         """Block until the server and all its models are ready.
 
-        Raises ServerError with the end of the log when the process ends or the time is over.
+        Raises ServerError with the cause, as the log tells it, when the process ends or the time
+        is over.
         """
         deadline_s = time.monotonic() + timeout_s
         while not self.is_ready():
@@ -136,7 +145,9 @@ class TritonServer:
         if any(flag.startswith("--model-control-mode") for flag in self.settings.extra_flags):
             names = []
         paths = [f"models/{name}/ready" for name in names]
-        return all(self._answers_ok(path) for path in ["health/ready", *paths])
+        is_ready = all(self._answers_ok(path) for path in ["health/ready", *paths])
+        self._was_ready = self._was_ready or is_ready
+        return is_ready
 
     def send_signal(self, number: int) -> None:
         """Pass a signal on to the server process; nothing happens when it has ended."""
@@ -152,24 +163,28 @@ class TritonServer:
         return status
 
     def stop(self, grace_s: float = EXIT_TIMEOUT_S + 5.0) -> None:
-        """End the server: SIGTERM, and SIGKILL to its whole group after `grace_s`. Idempotent."""
+        """End the server: SIGTERM, and SIGKILL to its whole group after `grace_s`. Idempotent.
+
+        Requests in hand are answered, and open streams served on, until Triton's exit time-out.
+        When no stream has sent anything for a while the wait ends early. A server that still
+        loads has nothing to answer and is killed at once.
+        """
         if self._process is None:
             return
-        if self._process.poll() is None:
+        if self._process.poll() is None and self._may_hold_requests():
             self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                logger.warning("tritonserver %d ignored SIGTERM for %s s", self.pid, grace_s)
+            self._drain(self._process, grace_s)
         self._clear_up()
-        if self.exit_status == 0:
+        if self.exit_status == 0 or self._has_drained:
             self._remove_own_log()
 
     def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
-        """The last lines of the log; empty when the output is inherited."""
-        if self.log_path is None or not self.log_path.exists():
-            return ""
-        text = self.log_path.read_text(encoding="utf-8", errors="replace")
+        """The last lines of the log."""
+        text = ""
+        if self._relay is not None:
+            text = self._relay.text()
+        elif self.log_path is not None and self.log_path.exists():
+            text = self.log_path.read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def __enter__(self) -> TritonServer:
@@ -191,9 +206,33 @@ class TritonServer:
             raise ServerError("the tritonserver was not started; call start() first")
         return self._process
 
-    def _open_log(self) -> contextlib.AbstractContextManager[IO[bytes] | None]:
+    def _may_hold_requests(self) -> bool:
+        return self._was_ready or self._answers_ok("health/live")
+
+    def _drain(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
+        begin_s = time.monotonic()
+        drain = Drain(begin_s)
+        while process.poll() is None:
+            now_s = time.monotonic()
+            if now_s - begin_s > grace_s:
+                logger.warning("tritonserver %d ignored SIGTERM for %s s", self.pid, grace_s)
+                return
+            if drain.is_over(self._metrics(), now_s):
+                self._has_drained = True
+                return
+            time.sleep(_POLL_S)
+
+    def _metrics(self) -> str:
+        """The metrics page; empty when there is none."""
+        try:
+            with _OPENER.open(self.metrics_url, timeout=1.0) as response:
+                return str(response.read().decode())
+        except (OSError, ValueError):
+            return ""
+
+    def _open_log(self) -> contextlib.AbstractContextManager[IO[bytes] | int]:
         if self._inherit_output:
-            return contextlib.nullcontext()
+            return contextlib.nullcontext(subprocess.PIPE)
         if self.log_path is None:
             handle, name = tempfile.mkstemp(prefix="oasr-tritonserver-", suffix=".log")
             self.log_path, self._owns_log = Path(name), True
@@ -209,10 +248,12 @@ class TritonServer:
             return False
 
     def _failure(self, what: str) -> str:
-        if self.log_path is None:
-            return f"tritonserver {what}; see its output"
-        cause = error_lines(self.log_tail(_CAUSE_SEARCH_LINES)) or self.log_tail()
-        return f"tritonserver {what}; its log is {self.log_path}:\n{cause}"
+        if self._relay is not None and self.exit_status is not None:
+            self._relay.join(_RELAY_WAIT_S)
+        log = self.log_tail(_CAUSE_SEARCH_LINES)
+        cause = "\n".join(load_failures(log)) or error_lines(log) or self.log_tail()
+        where = "" if self.log_path is None else f"; its log is {self.log_path}"
+        return f"tritonserver {what}{where}:\n{cause}"
 
     def _remove_own_log(self) -> None:
         if self._owns_log and self.log_path is not None:
@@ -221,46 +262,12 @@ class TritonServer:
     def _clear_up(self) -> None:
         process = self._started()
         # The stubs share the group; one that outlives its server holds memory and the GPU.
-        _kill_group(process)
+        kill_group(process)
         remove_regions(self.settings.shm_prefix)
-
-
-def error_lines(log: str) -> str:
-    """The errors of a Triton log with the lines that belong to them, such as tracebacks."""
-    kept, in_error = [], False
-    for line in log.splitlines():
-        if _LOG_LEVEL.match(line):
-            in_error = line.startswith(("E", "error:"))
-        elif line.startswith(("+--", "| ")):
-            in_error = False
-        if in_error and line.strip():
-            kept.append(line)
-    return "\n".join(kept[-_LOG_TAIL_LINES:])
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the group of a process, then a bounded wait until nobody in it runs."""
-    deadline_s = time.monotonic() + _KILL_WAIT_S
-    with contextlib.suppress(ProcessLookupError):
-        while True:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.poll()
-            if not running_in_group(process.pid) or time.monotonic() > deadline_s:
-                break
-            time.sleep(_KILL_POLL_S)
-    process.wait()
-
-
-def running_in_group(group_id: int) -> list[int]:
-    """Ids of the processes of a group, without zombies: those only wait for a parent to look."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # The command name before the last parenthesis may itself hold spaces.
-            state, _, group, *_ = entry.read_text().rpartition(")")[2].split()
-            if int(group) == group_id and state not in "ZX":
-                found.append(int(entry.parent.name))
-    return found
+        if self._guard is not None:
+            self._guard.release()
+        if self._relay is not None:
+            self._relay.join(_RELAY_WAIT_S)
 
 
 def local_settings(

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.load.prometheus import Metrics
-from oasr_backend.serve.process import TritonServer, running_in_group
+from oasr_backend.serve.group import running_in_group
+from oasr_backend.serve.process import TritonServer
 from oasr_backend.serve.shm import leftover_regions
 
 _RSS = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)

@@ -12,7 +12,8 @@ from typing import Any
 
 from benchmarks.load import wire
 from benchmarks.load.prometheus import Metrics
-from oasr_backend.serve.process import TritonServer, running_in_group
+from oasr_backend.serve.group import running_in_group
+from oasr_backend.serve.process import TritonServer
 from tests.chaos.acts import ACTS, Stage
 from tests.chaos.behaving import Manners, Outcome, behave
 from tests.chaos.caller import Caller, Record

@@ -15,7 +15,8 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from oasr_backend.serve.process import TritonServer, local_settings, running_in_group
+from oasr_backend.serve.group import running_in_group
+from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
 from tests.conftest import MODEL_REPOSITORY
 from tests.triton.conftest import Pcm16
@@ -274,8 +275,8 @@ def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
         begin_s = time.monotonic()
         server.stop()
         assert time.monotonic() - begin_s < 15.0
-        # Triton waits for the END of open sequences until its time-out, then ends with 1.
-        assert server.exit_status in (0, 1)
+        # Nobody sends END: the stop cuts Triton's wait for it short, or else its time-out does.
+        assert server.exit_status in (-signal.SIGKILL, 1)
         wait_until(lambda: len(outcomes) == 8, timeout_s=5, what="every call has returned")
         assert all(isinstance(outcome, str) and outcome for outcome in outcomes)
         client.close()

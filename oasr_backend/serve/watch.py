@@ -1,0 +1,63 @@
+"""`oasr-serve` beside its server: waits until it is ready, and stops it when a signal asks."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from oasr_backend.serve.process import TritonServer
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StopRequested(BaseException):
+    """A signal asks for the end. As with KeyboardInterrupt, no `except Exception` catches it."""
+
+
+class _StopSignals:
+    """Raises StopRequested at the first signal; those after it change nothing."""
+
+    def __init__(self) -> None:
+        self._has_come = self._is_held = False
+        for number in _STOP_SIGNALS:
+            signal.signal(number, self._note)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A signal that comes in here is raised at the end of the block."""
+        self._is_held = True
+        yield
+        self._is_held = False
+        if self._has_come:
+            raise StopRequested
+
+    def ignore(self) -> None:
+        self._has_come = True
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        is_first, self._has_come = not self._has_come, True
+        if is_first and not self._is_held:
+            raise StopRequested
+
+
+def watch_over(server: TritonServer, timeout_s: float, on_ready: Callable[[], None]) -> int:
+    """Run `server` until it ends or a signal asks for it; returns the exit status for the shell.
+
+    That is 0 after a signal. Raises ServerError when the server is not ready after `timeout_s`.
+    """
+    signals = _StopSignals()
+    try:
+        # Between the fork and its process id nobody could stop the server.
+        with signals.held():
+            server.start()
+        server.wait_ready(timeout_s)
+        on_ready()
+        status = server.wait()
+    except StopRequested:
+        return 0
+    finally:
+        signals.ignore()
+        server.stop()
+    return status if status >= 0 else 128 - status
