@@ -1,21 +1,19 @@
 """What a stream's options cost: 32 live streams, the same audio, one option set after the other.
 
-The rounds of all sets alternate, so that whatever else the machine does hits each of them alike.
+The rounds of all sets alternate.
 
     python -m benchmarks.options [--repeats N] [--threads N]
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from rich.console import Console
 
 from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
-from benchmarks.report import Figure, Report
+from benchmarks.report import Figure, Report, alternating_ms, run_alone
 from benchmarks.workload import DEMO_DIRECTORY, Utterance, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
@@ -58,12 +56,11 @@ def measure(repeats: int) -> Report:
     loops = {
         name: _OptionLoop(_engine(), audio, parameters) for name, parameters in OPTION_SETS.items()
     }
-    times_ms: dict[str, list[float]] = {name: [] for name in loops}
-    for number in range(WARM_UP_ROUNDS + repeats):
-        for name, loop in loops.items():
-            elapsed_ms = loop.round() * 1e3
-            if number >= WARM_UP_ROUNDS:
-                times_ms[name].append(elapsed_ms)
+    times_ms = alternating_ms(
+        {name: loop.round for name, loop in loops.items()},
+        repeats=repeats,
+        warm_up_rounds=WARM_UP_ROUNDS,
+    )
     figures = [Figure(f"{name}: round", "ms", values) for name, values in times_ms.items()]
     figures += [_share(name, times_ms) for name in list(loops)[1:]]
     configuration = {
@@ -87,16 +84,5 @@ def _engine() -> Engine:
     return Engine.load(DEMO_DIRECTORY, ServingConfig(max_streams=STREAMS), device="cpu")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    report = measure(arguments.repeats)
-    report.show(Console())
-    report.write()
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(measure, description=__doc__, repeats=40)

@@ -8,16 +8,13 @@ speech: blank wins most frames, one frame in five holds a clear token, noise lie
 
 from __future__ import annotations
 
-import argparse
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
 
 import torch
-from rich.console import Console
 
-from benchmarks.report import Figure, Report
+from benchmarks.report import Figure, Report, alternating_ms, run_alone
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, StreamState
 
 STREAMS, FRAMES, CLASSES, BEAM = 32, 16, 5000, 10
@@ -70,33 +67,39 @@ class PlainPrefixBeam:
         self.beam = [(prefix, (pair[0], pair[1])) for prefix, pair in ranked[:BEAM]]
 
 
-def _timed_ms(step: Callable[[torch.Tensor], None], chunk_NTV: torch.Tensor) -> float:
-    start_s = time.perf_counter()
-    step(chunk_NTV)
-    return (time.perf_counter() - start_s) * 1e3
-
-
 class Contest:
     """The three ways to decode a chunk of all streams; each keeps its own state."""
 
-    def __init__(self) -> None:
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._chunk_NTV = torch.empty(0)
         self.plain = [PlainPrefixBeam() for _ in range(STREAMS)]
         self.batched = GpuStreamingDecoder(GpuDecoderConfig(beam_size=BEAM))
         self.greedy = GpuStreamingDecoder(GpuDecoderConfig(decoder="greedy"))
         self.batched_states = _open(self.batched)
         self.greedy_states = _open(self.greedy)
 
-    def run_plain(self, chunk_NTV: torch.Tensor) -> None:
-        for search, log_probs_TV in zip(self.plain, chunk_NTV, strict=True):
+    def next_chunk(self) -> None:
+        self._chunk_NTV = speech_like(self._generator)
+
+    def run_plain(self) -> float:
+        """Seconds, as of the other two."""
+        start_s = time.perf_counter()
+        for search, log_probs_TV in zip(self.plain, self._chunk_NTV, strict=True):
             search.decode_chunk(log_probs_TV)
+        return time.perf_counter() - start_s
 
-    def run_batched(self, chunk_NTV: torch.Tensor) -> None:
-        self.batched.decode_chunk_batch(chunk_NTV, self.batched_states)
-        self.batched.best_batch(self.batched_states)
+    def run_batched(self) -> float:
+        return self._run(self.batched, self.batched_states)
 
-    def run_greedy(self, chunk_NTV: torch.Tensor) -> None:
-        self.greedy.decode_chunk_batch(chunk_NTV, self.greedy_states)
-        self.greedy.best_batch(self.greedy_states)
+    def run_greedy(self) -> float:
+        return self._run(self.greedy, self.greedy_states)
+
+    def _run(self, decoder: GpuStreamingDecoder, states: list[StreamState]) -> float:
+        start_s = time.perf_counter()
+        decoder.decode_chunk_batch(self._chunk_NTV, states)
+        decoder.best_batch(states)
+        return time.perf_counter() - start_s
 
     def check_equal(self) -> None:
         best = self.batched.best_batch(self.batched_states)
@@ -110,20 +113,14 @@ def _open(decoder: GpuStreamingDecoder) -> list[StreamState]:
 
 
 def measure(repeats: int) -> Report:
-    generator = torch.Generator().manual_seed(0)
-    contest = Contest()
+    contest = Contest(torch.Generator().manual_seed(0))
     ways = {
         "plain": contest.run_plain,
         "batched": contest.run_batched,
         "greedy": contest.run_greedy,
     }
-    times_ms: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(repeats + 1):
-        chunk_NTV = speech_like(generator)
-        for name, step in ways.items():
-            times_ms[name].append(_timed_ms(step, chunk_NTV))
+    times_ms = alternating_ms(ways, repeats=repeats, prepare=contest.next_chunk)
     contest.check_equal()
-    del times_ms["plain"][0], times_ms["batched"][0], times_ms["greedy"][0]  # warm-up
     speed_up = [p / b for p, b in zip(times_ms["plain"], times_ms["batched"], strict=True)]
     configuration = {
         "streams": STREAMS,
@@ -138,16 +135,5 @@ def measure(repeats: int) -> Report:
     return Report("prefix_beam", configuration, figures)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    report = measure(arguments.repeats)
-    report.show(Console())
-    report.write()
-
-
 if __name__ == "__main__":
-    main()
+    run_alone(measure, description=__doc__, repeats=30)

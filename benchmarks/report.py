@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -89,6 +90,40 @@ class Report:
         for figure in self.figures:
             table.add_row(figure.name, *_numbers(figure), figure.unit, _verdict(figure))
         console.print(table)
+
+
+def alternating_ms(
+    ways: Mapping[str, Callable[[], float]],
+    *,
+    repeats: int,
+    warm_up_rounds: int = 1,
+    prepare: Callable[[], None] = lambda: None,
+) -> dict[str, list[float]]:
+    """Milliseconds of each way, `repeats` of them; a way returns its seconds.
+
+    The rounds of all ways alternate, so that whatever else the machine does hits each of them
+    alike. `prepare` runs before each round, untimed.
+    """
+    times_ms: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(warm_up_rounds + repeats):
+        prepare()
+        for name, way in ways.items():
+            elapsed_ms = way() * 1e3
+            if number >= warm_up_rounds:
+                times_ms[name].append(elapsed_ms)
+    return times_ms
+
+
+def run_alone(measure: Callable[[int], Report], *, description: str | None, repeats: int) -> None:
+    """The command line of a benchmark that needs a number of repeats only: show, then write."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    report = measure(arguments.repeats)
+    report.show(Console())
+    report.write()
 
 
 def commit() -> str:

@@ -13,7 +13,7 @@ import torch
 from benchmarks import perf_input, run
 from benchmarks.dense_conformer import DenseConformer, dense_log_probs
 from benchmarks.perf_analyzer import Load, run_load
-from benchmarks.report import Figure, Report
+from benchmarks.report import Figure, Report, alternating_ms
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, utterances
 from oasr_backend.parity import stream_log_probs
 from tests.conftest import GOLDEN_DIR, LiveServer
@@ -56,6 +56,24 @@ def test_a_result_holds_what_is_needed_to_judge_it(tmp_path: Path) -> None:
     (written,) = document["figures"]
     assert (written["median"], written["min"], written["max"]) == (3.0, 1.0, 8.0)
     assert not figure.is_met
+
+
+def test_ways_take_turns_and_the_warm_up_is_not_counted() -> None:
+    turns: list[str] = []
+
+    def way(name: str, seconds: float) -> float:
+        turns.append(name)
+        return seconds * len(turns)
+
+    times_ms = alternating_ms(
+        {"a": lambda: way("a", 1.0), "b": lambda: way("b", 0.1)},
+        repeats=2,
+        warm_up_rounds=1,
+        prepare=lambda: turns.append("prepare"),
+    )
+    assert turns == ["prepare", "a", "b"] * 3
+    assert times_ms["a"] == pytest.approx([5000.0, 8000.0])
+    assert times_ms["b"] == pytest.approx([600.0, 900.0])
 
 
 @pytest.mark.parametrize("name", ["engine", "host", "baseline"])
