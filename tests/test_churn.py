@@ -10,7 +10,7 @@ from tests.engine_helpers import assert_all_is_free, golden_engine, noise
 
 
 def test_a_thousand_random_joins_and_leaves_change_no_text() -> None:
-    recordings = [noise(seed, seconds=0.3 + 0.2 * seed) for seed in range(12)]
+    recordings = [noise(seed, seconds=0.2 + 0.1 * seed) for seed in range(12)]
     engine = golden_engine(max_streams=24, max_step_streams=7)
     texts = texts_alone(golden_engine(), recordings)
     visits = Churn(engine, recordings, texts, seed=3, most_guests=24)
@@ -19,7 +19,7 @@ def test_a_thousand_random_joins_and_leaves_change_no_text() -> None:
     assert visits.num_finished > 700
     assert engine.metrics.step_width.counts[1] > 0, "some steps hold more than one stream"
     assert not visits.wrong
-    assert len(set(texts)) > 8, "the recordings tell a mix-up"
+    assert len(set(texts)) > 6, "the recordings tell a mix-up"
 
 
 def test_a_differing_text_is_found(
