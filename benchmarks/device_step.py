@@ -54,9 +54,9 @@ class StepBench:
         """A whole step with its bookkeeping."""
         caches, chunk = self._engine.caches, self._engine.config.chunk_size
         caches.prepare(self.generations)
-        log_probs = self.runner.forward(self.batch)
-        caches.commit(self.generations, (chunk,) * len(self.generations), log_probs)
-        return log_probs
+        output = self.runner.forward(self.batch)
+        caches.commit(self.generations, (chunk,) * len(self.generations), output)
+        return output.logits_BTV
 
     def device_ms(self) -> float:
         """Median device time of copy in, step, greedy and copy out, by events."""
@@ -65,7 +65,7 @@ class StepBench:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
-            best_tokens(self.runner.forward(self.batch)).cpu()
+            best_tokens(self.runner.forward(self.batch).logits_BTV).cpu()
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -87,10 +87,10 @@ class StepBench:
 def replay_equals_eager(bench: StepBench) -> bool:
     bench._engine.caches.prepare(bench.generations)
     conv = bench._engine.caches.conv.buffer.clone()
-    replayed = bench.runner.forward(bench.batch).clone()
+    replayed = bench.runner.forward(bench.batch).logits_BTV.clone()
     bench._engine.caches.conv.buffer.copy_(conv)
     with torch.inference_mode():
-        eager = bench.runner._forward_eagerly(bench.batch)
+        eager = bench.runner._forward_eagerly(bench.batch).logits_BTV
     bench._engine.caches.conv.buffer.copy_(conv)
     return torch.equal(replayed, eager)
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from benchmarks.engine import ClosedLoop, measuring_time
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
+from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.batching import StepBatch
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
@@ -30,7 +30,7 @@ _SPOKEN_SHARE = 0.12
 
 
 class PreparedRunner:
-    """Stands in for an EncoderRunner: the same logits for every batch of a width."""
+    """Stands in for an EncoderRunner: the same output for every batch of a width."""
 
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
@@ -39,12 +39,14 @@ class PreparedRunner:
         )
         shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
         generator = torch.Generator().manual_seed(0)
-        self._logits_BTV = torch.randn(shape, generator=generator)
+        logits_BTV = torch.randn(shape, generator=generator)
         silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
-        self._logits_BTV[..., model.blank_id] += 20.0 * silent_BT
+        logits_BTV[..., model.blank_id] += 20.0 * silent_BT
+        encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
+        self._output = ModelOutput(encoded_BTD, logits_BTV)
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        return self._logits_BTV[: batch.width]
+    def forward(self, batch: StepBatch) -> ModelOutput:
+        return self._output.first(batch.width)
 
 
 def _tiny_engine(*, num_streams: int) -> Engine:

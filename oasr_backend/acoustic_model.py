@@ -1,14 +1,25 @@
-"""Audio (or features) in, CTC logits out: everything of a checkpoint that runs."""
+"""Audio (or features) in, encoder frames and CTC logits out: all that a step runs."""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from oasr_backend.encoders import EncoderCaches, EncoderSpec, StreamingEncoder
 from oasr_backend.features import GlobalCmvn, LogMelFilterbank
+
+
+class ModelOutput(NamedTuple):
+    """One step's rows: the encoder's frames, and what the CTC head makes of them."""
+
+    encoded_BTD: Tensor
+    logits_BTV: Tensor
+
+    def first(self, num_rows: int) -> ModelOutput:
+        """Views."""
+        return ModelOutput(self.encoded_BTD[:num_rows], self.logits_BTV[:num_rows])
 
 
 class AcousticModel(nn.Module):
@@ -53,12 +64,12 @@ class AcousticModel(nn.Module):
         cast(nn.Module, self.encoder).to(dtype)
         self.ctc.to(dtype)
 
-    def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> Tensor:
-        """(B, S) samples in [-1, 1] to (B, T, V) logits, in the weights' dtype."""
+    def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> ModelOutput:
+        """(B, S) samples in [-1, 1] to frames and logits, in the weights' dtype."""
         return self.forward_features(self.filterbank(samples_BS), caches)
 
-    def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
-        """(B, W, F) log-mel features to (B, T, V) logits, in the weights' dtype."""
+    def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
+        """(B, W, F) log-mel features to frames and logits, in the weights' dtype."""
         if self.cmvn is not None:
             features_BWF = self.cmvn(features_BWF)
         encoded_BTD, conv_LBKD = self.encoder.forward_chunk(
@@ -67,4 +78,4 @@ class AcousticModel(nn.Module):
         logits_BTV: Tensor = self.ctc(encoded_BTD)
         # Last, so that a step that runs out of memory can be tried again in halves.
         caches.conv.scatter(conv_LBKD)
-        return logits_BTV
+        return ModelOutput(encoded_BTD, logits_BTV)

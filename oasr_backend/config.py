@@ -65,11 +65,16 @@ class ServingConfig:
     endpoint_silence_start_s: float = 5.0
     endpoint_max_s: float = 30.0
     use_lm: bool = False
+    rescoring: bool = False
     # An n-gram model over units in ARPA format, relative to the checkpoint; empty: none.
     lm_path: str = ""
     # Weight of its log-probs in the prefix beam, and what each unit gains against their cost.
     lm_weight: float = 0.3
     lm_unit_bonus: float = 0.5
+    # Rescoring: weight of a hypothesis's score in the beam beside the attention decoder's.
+    rescoring_ctc_weight: float = 0.5
+    # Rescoring: seconds of encoder output that are kept; a longer stream keeps the beam's order.
+    rescoring_max_s: float = 60.0
     # What the model speaks; a stream that asks for another language is refused.
     language: str = ""
     # Frames whose blank probability exceeds this are skipped; 1: none.
@@ -105,6 +110,8 @@ class ServingConfig:
             raise ConfigError(
                 f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
             )
+        _check_range("rescoring_ctc_weight", self.rescoring_ctc_weight, 0.0, 100.0)
+        _check_range("rescoring_max_s", self.rescoring_max_s, 1.0, 3600.0)
         if self.stream_idle_timeout_s <= 0 or self.dead_after_s < 0:
             raise ConfigError(
                 f"stream_idle_timeout_s={self.stream_idle_timeout_s} must be positive"
@@ -184,6 +191,12 @@ _PARSERS: dict[str, Callable[[str, str], Any]] = {
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is unknown; choose {' or '.join(choices)}")
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    # Not a number fails too.
+    if not least <= value <= most:
+        raise ConfigError(f"{name}={value:g} is outside {least:g} .. {most:g}")
 
 
 def _check_minimum(name: str, value: int, minimum: int) -> None:

@@ -6,7 +6,8 @@ a server whose streams all take the defaults has one, and pays for one.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from oasr_backend.decoders.context_graph import ContextGraph
 from oasr_backend.decoders.hotwords import HotwordScorer
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
+from oasr_backend.rescoring import NoDecoder, Rescorer
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis, StreamId
@@ -89,16 +91,20 @@ class StreamDecoders:
         *,
         vocab_size: int,
         device: torch.device,
+        rescorer: Rescorer | NoDecoder,
         language_model: NgramScorer | None = None,
     ) -> None:
         """`config` is what a stream without options gets; others share its further settings."""
         self._language_model = language_model
+        self._rescorer = rescorer
         self._config = config
         self._device = device
         self._vocab_size = vocab_size
         self._spelling = HotwordSpelling(tokenizer, vocab_size)
         self._decoders: dict[DecoderKind, _Decoder] = {}
         self._kind_of: dict[StreamId, DecoderKind] = {}
+        # The hypotheses of streams that have ended and were rescored.
+        self._rescored: dict[StreamId, list[Hypothesis]] = {}
 
     @property
     def num_streams(self) -> int:
@@ -114,6 +120,11 @@ class StreamDecoders:
         if options.use_lm and self._language_model is None:
             raise InvalidRequestError(
                 "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
+            )
+        if options.rescoring and isinstance(self._rescorer, NoDecoder):
+            raise InvalidRequestError(
+                f"rescoring: {self._rescorer.reason}; leave rescoring out, or serve a checkpoint "
+                "whose attention decoder can be used"
             )
         if options.phrases:
             self._spelling.graph(options)
@@ -132,12 +143,17 @@ class StreamDecoders:
             (state,) = decoder.manager.get_states([stream_id])
             graph = self._spelling.graph(options)
             decoder.hotwords.assign(state.rows, _graph_key(options), graph)
+        if options is not None and options.rescoring and isinstance(self._rescorer, Rescorer):
+            self._rescorer.open(stream_id)
 
     def free_stream(self, stream_id: StreamId) -> None:
         decoder = self._find(stream_id)
         if decoder.hotwords is not None:
             (state,) = decoder.manager.get_states([stream_id])
             decoder.hotwords.release(state.rows)
+        if isinstance(self._rescorer, Rescorer):
+            self._rescorer.close(stream_id)
+        self._rescored.pop(stream_id, None)
         decoder.manager.free_stream(stream_id)
         del self._kind_of[stream_id]
 
@@ -161,6 +177,40 @@ class StreamDecoders:
             frames = [num_frames[row] for row in rows]
             manager.decoder.decode_chunk_batch(scores_NTV, states, num_frames=frames)
 
+    @property
+    def keeps_frames(self) -> bool:
+        """Whether any stream waits to be rescored."""
+        return isinstance(self._rescorer, Rescorer) and len(self._rescorer.frames) > 0
+
+    def keep_encoded(
+        self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], encoded_BTD: Tensor
+    ) -> None:
+        """Keeps a step's encoder frames for the streams that will be rescored, if there are any."""
+        if isinstance(self._rescorer, Rescorer):
+            self._rescorer.keep(stream_ids, num_frames, encoded_BTD)
+
+    def rescore(
+        self,
+        stream_ids: Sequence[StreamId],
+        *,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Streams that have ended: those that asked for it get the attention decoder's order, once.
+
+        `best`, `tails` and `nbest` follow it from then on. A stream for which it is impossible
+        keeps its order and `is_rescored` stays False. Within `meanwhile` no stream's state is read
+        or written.
+        """
+        if not isinstance(self._rescorer, Rescorer):
+            return
+        asking = [stream_id for stream_id in stream_ids if stream_id in self._rescorer.frames]
+        nbests = {one: self.nbest(one, self._kind_of[one].beam_size) for one in asking}
+        if nbests:
+            self._rescored.update(self._rescorer.rescore(nbests, meanwhile=meanwhile))
+
+    def is_rescored(self, stream_id: StreamId) -> bool:
+        return stream_id in self._rescored
+
     def best(
         self, stream_ids: Sequence[StreamId], *, skips: Sequence[int] | None = None
     ) -> list[Hypothesis]:
@@ -172,6 +222,10 @@ class StreamDecoders:
             states = manager.get_states([stream_ids[row] for row in rows])
             best = manager.decoder.best_batch(states, skips=[skips[row] for row in rows])
             found.update(zip(rows, best, strict=True))
+        if self._rescored:
+            for row, stream_id in enumerate(stream_ids):
+                if stream_id in self._rescored:
+                    found[row] = self._rescored[stream_id][0].without_first(skips[row])
         return [found[row] for row in range(len(stream_ids))]
 
     def tails(self, stream_ids: Sequence[StreamId], skips: Sequence[int]) -> list[Tail]:
@@ -182,10 +236,17 @@ class StreamDecoders:
             states = manager.get_states([stream_ids[row] for row in rows])
             tails = manager.decoder.tails(states, [skips[row] for row in rows])
             found.update(zip(rows, tails, strict=True))
+        if self._rescored:
+            for row, stream_id in enumerate(stream_ids):
+                if stream_id in self._rescored:
+                    best = self._rescored[stream_id][0]
+                    found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
         return [found[row] for row in range(len(stream_ids))]
 
     def nbest(self, stream_id: StreamId, count: int) -> list[Hypothesis]:
         """The `count` best hypotheses of one stream, or as many as there are; best first."""
+        if stream_id in self._rescored:
+            return self._rescored[stream_id][:count]
         handle = self.get_decoder(stream_id)
         return handle.decoder.nbest(handle.state, count)
 
@@ -201,6 +262,9 @@ class StreamDecoders:
         assert num_held == len(self._kind_of), "a decoder keeps a stream that is gone"
         for stream_id in self._kind_of:
             self._find(stream_id).manager.get_states([stream_id])
+        if isinstance(self._rescorer, Rescorer):
+            self._rescorer.frames.check_integrity()
+        assert self._rescored.keys() <= self._kind_of.keys(), "hypotheses of a stream that is gone"
         for decoder in self._decoders.values():
             decoder.manager.check_integrity()
             if decoder.hotwords is not None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.admission import Admission
 from oasr_backend.batching import StepBatch, next_batch, stack_windows
 from oasr_backend.checkpoints import Checkpoint, load_wenet
@@ -24,6 +26,7 @@ from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics, Sample
+from oasr_backend.rescoring import build_rescorer
 from oasr_backend.results import ResultBuilder
 from oasr_backend.runner import EncoderRunner, is_device_lost
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
@@ -40,8 +43,9 @@ class Engine:
     `submit` admits requests, `step` advances every stream that has a full window by one, and a turn
     is done once its stream has none left. `process` does all of it for callers that can wait.
 
-    While the model runs the lock is free, so that nobody waits for a step to be told no. What the
-    step works on stays as it is: a stream's next request waits behind the one that is served.
+    While the model or the attention decoder runs the lock is free, so that nobody waits for a step
+    to be told no. What the step works on stays as it is: a stream's next request waits behind the
+    one that is served.
     """
 
     def __init__(
@@ -66,6 +70,9 @@ class Engine:
             decoder_config(config, model.blank_id),
             tokenizer=checkpoint.tokenizer,
             vocab_size=model.vocab_size,
+            rescorer=build_rescorer(
+                checkpoint.decoder, config, cache_config, frame_s=self.geometry.encoder_frame_s
+            ),
             language_model=load_language_model(config, checkpoint.tokenizer, device),
         )
         self.metrics = EngineMetrics()
@@ -142,6 +149,7 @@ class Engine:
             if going_on:
                 self._step(going_on)
                 self._turns.stepped(going_on)
+            self._rescore(ready, meanwhile=self._lock.released)
             self._settle([self._turns.head(stream.stream_id) for stream in ready])
 
     def close_idle(self) -> int:
@@ -209,8 +217,8 @@ class Engine:
         try:
             batch = self._prepare(streams)
             with self._lock.released():
-                logits_BTV = self._forward(batch)
-            self._commit(streams, batch, logits_BTV)
+                output = self._forward(batch)
+            self._commit(streams, batch, output)
         except Exception as error:
             self._fail(streams, error)
         elapsed_s = time.perf_counter() - begin_s
@@ -222,15 +230,13 @@ class Engine:
         self.caches.prepare([stream.generation for stream in streams])
         return stack_windows(streams, self.geometry, into=self._runner.staging)
 
-    def _forward(self, batch: StepBatch) -> torch.Tensor:
+    def _forward(self, batch: StepBatch) -> ModelOutput:
         if self.config.debug_slow_step_ms:
             time.sleep(self.config.debug_slow_step_ms / 1000)
         return self._runner.forward(batch)
 
-    def _commit(
-        self, streams: Sequence[Stream], batch: StepBatch, logits_BTV: torch.Tensor
-    ) -> None:
-        self.caches.commit(batch.generations, batch.num_frames, logits_BTV)
+    def _commit(self, streams: Sequence[Stream], batch: StepBatch, output: ModelOutput) -> None:
+        self.caches.commit(batch.generations, batch.num_frames, output)
         for stream, num_frames in zip(streams, batch.num_frames, strict=True):
             stream.num_encoder_frames += num_frames
 
@@ -254,6 +260,20 @@ class Engine:
         stream.finish_reason = "length"
         stream.audio.discard()
         return True
+
+    def _rescore(
+        self,
+        streams: Iterable[Stream],
+        *,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """Those that have ended and asked for it; the attention decoder runs within `meanwhile`."""
+        if not self.caches.ctc.keeps_frames:
+            return
+        ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
+        self.caches.ctc.rescore(
+            [one.generation for one in ended if one.failure is None], meanwhile=meanwhile
+        )
 
     def _settle(self, heads: list[Turn]) -> None:
         """Answers those that have no window left, then admits whoever waits behind them."""
@@ -281,6 +301,8 @@ class Engine:
             if request.is_last:
                 stream.finish_reason = stream.finish_reason or "end"
             heard.append((turn, stream, request))
+        # An END that came without a window has not been rescored by a step.
+        self._rescore(stream for _, stream, _ in heard)
         texts = self._results.texts([stream for _, stream, _ in heard])
         for (turn, stream, request), text in zip(heard, texts, strict=True):
             document = self._results.document(text, stream) if request.wants_result else None

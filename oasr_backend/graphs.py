@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from oasr_backend.acoustic_model import ModelOutput
+
 logger = logging.getLogger(__name__)
 
-#: The device step: (W, S) windows and (3, W) row data to (W, T, V) logits.
-DeviceStep = Callable[[Tensor, Tensor], Tensor]
+#: The device step: (W, S) windows and (3, W) row data to what the model makes of them.
+DeviceStep = Callable[[Tensor, Tensor], ModelOutput]
 _WARMUP_STEPS = 2
 
 
@@ -36,7 +38,7 @@ class CapturedStep:
     graph: torch.cuda.CUDAGraph
     windows: Tensor
     rows_3W: Tensor
-    logits_WTV: Tensor
+    output: ModelOutput
 
 
 class GraphRunner:
@@ -75,13 +77,13 @@ class GraphRunner:
         """The narrowest captured width that holds `num_rows`; None when there is none."""
         return min((width for width in self._captured if width >= num_rows), default=None)
 
-    def replay(self, windows: Tensor, rows_3W: Tensor) -> Tensor:
-        """Both on the host, pinned, with as many rows as a captured width. (W, T, V), aliased."""
+    def replay(self, windows: Tensor, rows_3W: Tensor) -> ModelOutput:
+        """Both on the host, pinned, with as many rows as a captured width. Output aliased."""
         captured = self._captured[windows.shape[0]]
         captured.windows.copy_(windows, non_blocking=True)
         captured.rows_3W.copy_(rows_3W, non_blocking=True)
         captured.graph.replay()
-        return captured.logits_WTV
+        return captured.output
 
     def _capture_one(self, windows: Tensor, rows_3W: Tensor, pool: Any) -> CapturedStep:
         side = torch.cuda.Stream(windows.device)  # type: ignore[no-untyped-call]
@@ -93,5 +95,5 @@ class GraphRunner:
         torch.cuda.current_stream(windows.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits_WTV = self._step(windows, rows_3W)
-        return CapturedStep(graph, windows, rows_3W, logits_WTV)
+            output = self._step(windows, rows_3W)
+        return CapturedStep(graph, windows, rows_3W, output)

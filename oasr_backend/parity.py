@@ -115,9 +115,9 @@ class _FeatureSession:
         )
         batch = StepBatch(tuple(stream.generation for stream in streams), rows, num_frames)
         self._caches.prepare(batch.generations)
-        logits_BTV = self._runner.forward(batch)
-        log_probs_BTV = logits_BTV.float().log_softmax(dim=-1)
-        self._caches.commit(batch.generations, num_frames, logits_BTV)
+        output = self._runner.forward(batch)
+        log_probs_BTV = output.logits_BTV.float().log_softmax(dim=-1)
+        self._caches.commit(batch.generations, num_frames, output)
         for row, stream in enumerate(streams):
             stream.log_probs_TV.append(log_probs_BTV[row, : num_frames[row]].cpu().numpy())
 

@@ -54,6 +54,8 @@ class ResultBuilder:
             "step_ms": round(stream.step_ms, 3),
         }
         options, is_shown = stream.options, not _is_hidden(stream)
+        if options.rescoring:
+            document["rescored"] = self._decoders.is_rescored(stream.generation)
         if options.word_times and is_shown:
             document |= self._alignment(stream)
         if options.nbest > 1 and is_shown:
@@ -79,7 +81,7 @@ class ResultBuilder:
     def _alignment(self, stream: Stream) -> dict[str, Any]:
         (hypothesis,) = self._decoders.best([stream.generation])
         if _is_cut(stream):
-            hypothesis = _first_tokens(hypothesis, self._decoders.num_stable(stream.generation))
+            hypothesis = hypothesis.first(self._decoders.num_stable(stream.generation))
         timing = self._timing(stream)
         return {
             "tokens": token_entries(hypothesis, self._tokenizer, timing),
@@ -152,12 +154,3 @@ def _is_hidden(stream: Stream) -> bool:
 
 def _is_cut(stream: Stream) -> bool:
     return stream.options.partials == "stable" and stream.finish_reason is None
-
-
-def _first_tokens(hypothesis: Hypothesis, count: int) -> Hypothesis:
-    return Hypothesis(
-        hypothesis.tokens[:count],
-        hypothesis.score,
-        hypothesis.times[:count],
-        hypothesis.token_log_probs[:count],
-    )

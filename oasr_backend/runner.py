@@ -1,4 +1,4 @@
-"""Device work of one step: windows in, logits out."""
+"""Device work of one step: windows in, encoder frames and logits out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from oasr_backend.acoustic_model import AcousticModel
+from oasr_backend.acoustic_model import AcousticModel, ModelOutput
 from oasr_backend.batching import StepBatch
 from oasr_backend.cache.device import to_device
 from oasr_backend.graphs import GraphRunner
@@ -82,8 +82,8 @@ class EncoderRunner:
         logger.info("event=captured widths=%s mib=%d", graphs.widths, num_bytes >> 20)
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
-        """(B, T, V) logits, valid until the next call.
+    def forward(self, batch: StepBatch) -> ModelOutput:
+        """Frames and logits of the batch's rows, valid until the next call.
 
         Without graphs a batch that does not fit into memory is run in halves; raises whatever the
         device raises when one row alone does not fit.
@@ -97,16 +97,17 @@ class EncoderRunner:
             if batch.width == 1:
                 raise
             logger.warning("event=out_of_memory streams=%d: trying halves", batch.width)
-            return torch.cat([self.forward(half) for half in batch.halves()])
+            halves = [self.forward(half) for half in batch.halves()]
+            return ModelOutput(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
 
-    def _replay(self, batch: StepBatch, width: int) -> Tensor:
+    def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None
         rows_3W = self._rows[:, :width]
         rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        logits_WTV = self._graphs.replay(self._staging[:width], rows_3W)
-        return logits_WTV[: batch.width]
+        output = self._graphs.replay(self._staging[:width], rows_3W)
+        return output.first(batch.width)
 
-    def _forward_eagerly(self, batch: StepBatch) -> Tensor:
+    def _forward_eagerly(self, batch: StepBatch) -> ModelOutput:
         windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)
         rows_3B = self._caches.row_data(batch.generations, batch.num_frames, width=batch.width)
         bound = self._history_bound(batch.generations)
@@ -120,7 +121,7 @@ class EncoderRunner:
 
     def _device_step(
         self, windows: Tensor, rows_3W: Tensor, *, history_frames: int | None = None
-    ) -> Tensor:
+    ) -> ModelOutput:
         if history_frames is None:
             history_frames = self._caches.config.max_cache_frames
         caches = self._caches.encoder_caches(rows_3W, history_frames=history_frames)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.cache import (
     AttentionCacheManager,
     BlockPool,
@@ -27,6 +28,7 @@ from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
+from oasr_backend.rescoring import NoDecoder, Rescorer
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis
@@ -82,6 +84,7 @@ class StreamCaches:
         *,
         tokenizer: Tokenizer,
         vocab_size: int,
+        rescorer: Rescorer | NoDecoder,
         language_model: NgramScorer | None = None,
     ) -> None:
         self.config = config
@@ -104,6 +107,7 @@ class StreamCaches:
             tokenizer,
             vocab_size=vocab_size,
             device=config.device,
+            rescorer=rescorer,
             language_model=language_model,
         )
 
@@ -167,11 +171,12 @@ class StreamCaches:
         )
 
     def commit(
-        self, generations: Sequence[int], num_frames: Sequence[int], logits_BTV: Tensor
+        self, generations: Sequence[int], num_frames: Sequence[int], output: ModelOutput
     ) -> None:
         """Makes the step count: lengths advance, old history goes, hypotheses grow."""
         self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
-        self.ctc.decode(generations, num_frames, logits_BTV)
+        self.ctc.decode(generations, num_frames, output.logits_BTV)
+        self.ctc.keep_encoded(generations, num_frames, output.encoded_BTD)
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
         """The best hypothesis of each stream so far, without device work."""

@@ -54,6 +54,8 @@ class StreamOptions:
     hotword_boost: float = 1.0
     # Whether the server's n-gram model takes part; prefix beam only.
     use_lm: bool = False
+    # Whether the attention decoder chooses among the hypotheses at the end; prefix beam only.
+    rescoring: bool = False
     # Whether RESULT splits the stream into segments.
     endpoint: bool = False
     # Silence after speech that ends a segment.
@@ -88,7 +90,7 @@ class StreamOptions:
             values[name] = _typed(name, value, kinds[name])
         if values.get("decoder") == "greedy":
             # Defaults that only the server's own choice of decoder can honour.
-            values = {"nbest": 1, "hotwords": "", "use_lm": False, **values}
+            values = {"nbest": 1, "hotwords": "", "use_lm": False, "rescoring": False, **values}
         return replace(defaults or cls(), **values)
 
     @property
@@ -128,7 +130,7 @@ def _check_search(options: StreamOptions) -> None:
             "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
         )
     _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
-    for name in ("hotwords", "use_lm"):
+    for name in ("hotwords", "use_lm", "rescoring"):
         if getattr(options, name) and options.decoder != "prefix_beam":
             raise InvalidRequestError(
                 f"{name}={getattr(options, name)!r} needs a search that weighs alternatives; send "

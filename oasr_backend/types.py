@@ -40,6 +40,19 @@ class Hypothesis(NamedTuple):
     times: tuple[int, ...] = ()
     token_log_probs: tuple[float, ...] = ()
 
+    def first(self, count: int) -> Hypothesis:
+        """Its first `count` tokens, under the score of the whole."""
+        return self._part(slice(count))
+
+    def without_first(self, count: int) -> Hypothesis:
+        """What follows its first `count` tokens, under the score of the whole."""
+        return self._part(slice(count, None))
+
+    def _part(self, part: slice) -> Hypothesis:
+        return Hypothesis(
+            self.tokens[part], self.score, self.times[part], self.token_log_probs[part]
+        )
+
 
 class AudioChunk(NamedTuple):
     """One request: a piece of one stream. `parameters` count on the first piece only."""

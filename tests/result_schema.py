@@ -16,7 +16,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "num_frames": int,
     "step_ms": float,
 }
-OPTIONAL = {"tokens", "words", "nbest", "segments"}
+LISTS = {"tokens", "words", "nbest", "segments"}
+OPTIONAL = LISTS | {"rescored"}
 ENTRIES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "tokens": {"id": int, "token": str, "start_s": float, "end_s": float, "confidence": float},
     "words": {"word": str, "start_s": float, "end_s": float, "confidence": float},
@@ -41,7 +42,9 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
     assert parsed["version"] == 1
     assert parsed["is_final"] == (parsed["finish_reason"] is not None)
     assert parsed["finish_reason"] in (None, "end", "length")
-    for name in OPTIONAL & set(parsed):
+    assert isinstance(parsed.get("rescored", False), bool)
+    assert parsed["is_final"] or not parsed.get("rescored")
+    for name in LISTS & set(parsed):
         for entry in parsed[name]:
             assert set(entry) == set(ENTRIES[name])
             _check_types(entry, ENTRIES[name])

@@ -13,6 +13,7 @@ import yaml
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.errors import CheckpointError
+from oasr_backend.rescoring import NoDecoder
 from tests.conftest import GOLDEN_DIR
 
 SOURCE = GOLDEN_DIR / "wenet_small"
@@ -44,9 +45,13 @@ def test_a_golden_directory_loads_whole() -> None:
     assert checkpoint.model.cmvn is not None
 
 
-def test_the_attention_decoder_is_ignored(directory: Path) -> None:
+def test_an_attention_decoder_that_cannot_be_read_costs_rescoring_alone(directory: Path) -> None:
+    assert load_wenet(directory).decoder == NoDecoder()
     edit_weights(directory, lambda w: w.update({"decoder.left_decoder.x": torch.ones(3)}))
-    assert load_wenet(directory).model.vocab_size == 96
+    checkpoint = load_wenet(directory)
+    assert checkpoint.model.vocab_size == 96
+    assert isinstance(checkpoint.decoder, NoDecoder)
+    assert "decoder.left_decoder.embed.0.weight" in checkpoint.decoder.reason
 
 
 def test_weights_wrapped_in_a_training_checkpoint_load_too(directory: Path) -> None:

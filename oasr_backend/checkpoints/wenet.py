@@ -1,13 +1,14 @@
 """Loads a WeNet U2/U2++ directory as it is: names in, our weights out.
 
 The directory holds `train.yaml`, `final.pt`, `units.txt` and, where the configuration names one,
-the CMVN statistics and a SentencePiece model. Attention-decoder weights are ignored.
+the CMVN statistics and a SentencePiece model. Without an attention decoder, or with
+one that cannot be used, there is no rescoring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.acoustic_model import AcousticModel
+from oasr_backend.checkpoints.weights import Weights, copy_layer, load_strictly, take
 from oasr_backend.checkpoints.wenet_config import conformer_config, fbank_config, read_train_yaml
+from oasr_backend.checkpoints.wenet_decoder import load_decoder
 from oasr_backend.encoders.conformer import ConformerConfig, ConformerEncoder
 from oasr_backend.errors import CheckpointError
 from oasr_backend.features import GlobalCmvn, LogMelFilterbank, load_cmvn
+from oasr_backend.rescoring import NoDecoder, RescoringDecoder
 from oasr_backend.tokenizer import Tokenizer, load_tokenizer
-
-Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Checkpoint:
 
     model: AcousticModel
     tokenizer: Tokenizer
+    decoder: RescoringDecoder | NoDecoder = field(default_factory=NoDecoder)
 
 
 def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
@@ -39,10 +42,10 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
     config = read_train_yaml(_existing(directory, "train.yaml"))
     encoder_config = conformer_config(config)
     weights = _read_weights(_existing(directory, "final.pt"))
-    ctc_weight = _take(weights, "ctc.ctc_lo.weight")
+    ctc_weight = take(weights, "ctc.ctc_lo.weight")
     encoder = ConformerEncoder(encoder_config)
     try:
-        _load_strictly(encoder, _encoder_weights(weights, encoder_config))
+        load_strictly(encoder, _encoder_weights(weights, encoder_config))
     except RuntimeError as error:
         raise CheckpointError(
             f"{directory / 'final.pt'} does not fit its train.yaml: {error}; take both from one "
@@ -55,14 +58,20 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
         vocab_size=ctc_weight.shape[0],
         blank_id=int((config.get("ctc_conf") or {}).get("ctc_blank_id", 0)),
     )
-    _load_strictly(model.ctc, {"weight": ctc_weight, "bias": _take(weights, "ctc.ctc_lo.bias")})
+    load_strictly(model.ctc, {"weight": ctc_weight, "bias": take(weights, "ctc.ctc_lo.bias")})
     tokenizer = load_tokenizer(_existing(directory, "units.txt"), _bpe_model(directory, config))
     if tokenizer.vocab_size < model.vocab_size:
         raise CheckpointError(
             f"{directory / 'units.txt'} names {tokenizer.vocab_size} units, but the CTC head of "
             f"final.pt has {model.vocab_size}; the two files are not of the same model"
         )
-    return Checkpoint(model=model, tokenizer=tokenizer)
+    return Checkpoint(
+        model=model,
+        tokenizer=tokenizer,
+        decoder=load_decoder(
+            config, weights, vocab_size=model.vocab_size, model_dim=encoder_config.model_dim
+        ),
+    )
 
 
 def _existing(directory: Path, name: str) -> Path:
@@ -109,56 +118,27 @@ def _bpe_model(directory: Path, config: Mapping[str, Any]) -> Path | None:
     return path if path.is_file() else None
 
 
-def _take(weights: Weights, name: str) -> Tensor:
-    try:
-        return weights[name]
-    except KeyError:
-        raise CheckpointError(
-            f"final.pt has no tensor {name!r}; it does not match its train.yaml"
-        ) from None
-
-
-def _load_strictly(module: torch.nn.Module, weights: Weights) -> None:
-    derived = {"position_PHC", "position_bias_PH"}
-    try:
-        outcome = module.load_state_dict(weights, strict=False)
-    except RuntimeError as error:
-        raise CheckpointError(f"final.pt does not match its train.yaml: {error}") from error
-    missing = [name for name in outcome.missing_keys if name.rpartition(".")[2] not in derived]
-    if missing:
-        raise CheckpointError(f"final.pt gives no value for {missing[0]}")
-
-
 def _encoder_weights(source: Weights, config: ConformerConfig) -> Weights:
     target: Weights = {}
     _subsampling(source, target, config)
     for index in range(config.num_layers):
         _layer(source, target, config, index)
-    _copy(source, target, "encoder.after_norm", "norm")
+    copy_layer(source, target, "encoder.after_norm", "norm")
     return target
-
-
-def _copy(source: Weights, target: Weights, old: str, new: str, *, scale: float = 1.0) -> None:
-    """One weight (last axis of a pointwise convolution dropped) and its bias, zero if absent."""
-    weight = _take(source, f"{old}.weight")
-    if weight.dim() == 3 and weight.shape[-1] == 1:
-        weight = weight.squeeze(-1)
-    bias = source.get(f"{old}.bias", torch.zeros(weight.shape[0]))
-    target[f"{new}.weight"], target[f"{new}.bias"] = weight * scale, bias * scale
 
 
 def _subsampling(source: Weights, target: Weights, config: ConformerConfig) -> None:
     stage = 0
     while f"encoder.embed.conv.{2 * stage}.weight" in source:
         name = f"encoder.embed.conv.{2 * stage}"
-        target[f"subsampling.stages.{stage}.weight"] = _take(source, f"{name}.weight")
-        target[f"subsampling.stages.{stage}.bias"] = _take(source, f"{name}.bias")
+        target[f"subsampling.stages.{stage}.weight"] = take(source, f"{name}.weight")
+        target[f"subsampling.stages.{stage}.bias"] = take(source, f"{name}.bias")
         stage += 1
     old = (
         "encoder.embed.out.0" if "encoder.embed.out.0.weight" in source else "encoder.embed.linear"
     )
     # The position encoding multiplies its input by sqrt(model_dim).
-    _copy(source, target, old, "subsampling.project", scale=config.model_dim**0.5)
+    copy_layer(source, target, old, "subsampling.project", scale=config.model_dim**0.5)
     weight = target["subsampling.project.weight"]
     by_channel = weight.view(weight.shape[0], config.model_dim, -1)
     target["subsampling.project.weight"] = by_channel.transpose(1, 2).reshape_as(weight)
@@ -174,39 +154,39 @@ def _layer(source: Weights, target: Weights, config: ConformerConfig, index: int
                   f"{new}.feed_forward", scale=ff_scale)  # fmt: skip
     _attention(source, target, old, new)
     _convolution(source, target, old, new, batch_norm=not config.conv_layer_norm)
-    _copy(source, target, f"{old}.norm_final", f"{new}.norm")
+    copy_layer(source, target, f"{old}.norm_final", f"{new}.norm")
 
 
 def _feed_forward(
     source: Weights, target: Weights, old: tuple[str, str], new: str, *, scale: float
 ) -> None:
     block, norm = old
-    _copy(source, target, norm, f"{new}.norm")
-    _copy(source, target, f"{block}.w_1", f"{new}.expand")
-    _copy(source, target, f"{block}.w_2", f"{new}.contract", scale=scale)
+    copy_layer(source, target, norm, f"{new}.norm")
+    copy_layer(source, target, f"{block}.w_1", f"{new}.expand")
+    copy_layer(source, target, f"{block}.w_2", f"{new}.contract", scale=scale)
 
 
 def _attention(source: Weights, target: Weights, old: str, new: str) -> None:
     parts: Weights = {}
     for part in ("q", "k", "v"):
-        _copy(source, parts, f"{old}.self_attn.linear_{part}", part)
+        copy_layer(source, parts, f"{old}.self_attn.linear_{part}", part)
     for kind in ("weight", "bias"):
         target[f"{new}.attention.qkv.{kind}"] = torch.cat([parts[f"{p}.{kind}"] for p in "qkv"])
-    _copy(source, target, f"{old}.norm_mha", f"{new}.attention.norm")
-    _copy(source, target, f"{old}.self_attn.linear_out", f"{new}.attention.project")
-    target[f"{new}.attention.bias_u_HC"] = _take(source, f"{old}.self_attn.pos_bias_u")
-    target[f"{new}.attention.bias_v_HC"] = _take(source, f"{old}.self_attn.pos_bias_v")
-    target[f"{new}.attention.project_position.weight"] = _take(
+    copy_layer(source, target, f"{old}.norm_mha", f"{new}.attention.norm")
+    copy_layer(source, target, f"{old}.self_attn.linear_out", f"{new}.attention.project")
+    target[f"{new}.attention.bias_u_HC"] = take(source, f"{old}.self_attn.pos_bias_u")
+    target[f"{new}.attention.bias_v_HC"] = take(source, f"{old}.self_attn.pos_bias_v")
+    target[f"{new}.attention.project_position.weight"] = take(
         source, f"{old}.self_attn.linear_pos.weight"
     )
 
 
 def _convolution(source: Weights, target: Weights, old: str, new: str, *, batch_norm: bool) -> None:
     module, new = f"{old}.conv_module", f"{new}.convolution"
-    _copy(source, target, f"{old}.norm_conv", f"{new}.norm")
-    _copy(source, target, f"{module}.pointwise_conv1", f"{new}.gate")
-    _copy(source, target, f"{module}.pointwise_conv2", f"{new}.project")
-    kernel_DK = _take(source, f"{module}.depthwise_conv.weight").squeeze(1)
+    copy_layer(source, target, f"{old}.norm_conv", f"{new}.norm")
+    copy_layer(source, target, f"{module}.pointwise_conv1", f"{new}.gate")
+    copy_layer(source, target, f"{module}.pointwise_conv2", f"{new}.project")
+    kernel_DK = take(source, f"{module}.depthwise_conv.weight").squeeze(1)
     bias_D = source.get(f"{module}.depthwise_conv.bias", torch.zeros(kernel_DK.shape[0]))
     rest_D = F.glu(target[f"{new}.gate.bias"], dim=0)
     # The state is kept relative to the gate of a zero frame; the bias gives that part back.
@@ -214,7 +194,7 @@ def _convolution(source: Weights, target: Weights, old: str, new: str, *, batch_
     if batch_norm:
         kernel_DK, bias_D = _fold_batch_norm(source, f"{module}.norm", kernel_DK, bias_D)
     else:
-        _copy(source, target, f"{module}.norm", f"{new}.inner_norm")
+        copy_layer(source, target, f"{module}.norm", f"{new}.inner_norm")
     target[f"{new}.rest_D"] = rest_D
     target[f"{new}.depthwise.weight"] = kernel_DK.unsqueeze(1).unsqueeze(1)
     target[f"{new}.depthwise.bias"] = bias_D
@@ -223,8 +203,6 @@ def _convolution(source: Weights, target: Weights, old: str, new: str, *, batch_
 def _fold_batch_norm(
     source: Weights, name: str, kernel_DK: Tensor, bias_D: Tensor, *, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    gain_D = _take(source, f"{name}.weight") / torch.sqrt(
-        _take(source, f"{name}.running_var") + eps
-    )
-    offset_D = _take(source, f"{name}.bias") - _take(source, f"{name}.running_mean") * gain_D
+    gain_D = take(source, f"{name}.weight") / torch.sqrt(take(source, f"{name}.running_var") + eps)
+    offset_D = take(source, f"{name}.bias") - take(source, f"{name}.running_mean") * gain_D
     return kernel_DK * gain_D.unsqueeze(1), bias_D * gain_D + offset_D

@@ -89,12 +89,20 @@ class Wire:
         )
         return text_of(result)
 
-    def document(self, stream_id: StreamId, samples: Samples, flags: str) -> dict[str, Any]:
+    def document(
+        self,
+        stream_id: StreamId,
+        samples: Samples,
+        flags: str,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """The RESULT document."""
         result = self.client.infer(
             self._model_name,
             audio(self._module, samples),
             outputs=[self._module.InferRequestedOutput(n) for n in ("TRANSCRIPTS", "RESULT")],
+            parameters=dict(parameters or {}) or None,
             **sequence(stream_id, flags),
         )
         document: dict[str, Any] = json.loads(result.as_numpy("RESULT")[0])

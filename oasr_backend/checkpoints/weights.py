@@ -1,0 +1,44 @@
+"""Tensors of a state dict under their old names, put under new ones."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oasr_backend.errors import CheckpointError
+
+Weights = dict[str, Tensor]
+
+
+def take(weights: Weights, name: str) -> Tensor:
+    try:
+        return weights[name]
+    except KeyError:
+        raise CheckpointError(
+            f"final.pt has no tensor {name!r}; it does not match its train.yaml"
+        ) from None
+
+
+def load_strictly(module: torch.nn.Module, weights: Weights) -> None:
+    """Raises CheckpointError naming a tensor of the wrong shape, or one that is not given."""
+    derived = {"position_PHC", "position_bias_PH"}
+    expected = module.state_dict()
+    for name in weights.keys() & expected.keys():
+        if weights[name].shape != expected[name].shape:
+            raise CheckpointError(
+                f"final.pt does not match its train.yaml: {name} is of shape "
+                f"{tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
+            )
+    outcome = module.load_state_dict(weights, strict=False)
+    missing = [name for name in outcome.missing_keys if name.rpartition(".")[2] not in derived]
+    if missing:
+        raise CheckpointError(f"final.pt gives no value for {missing[0]}")
+
+
+def copy_layer(source: Weights, target: Weights, old: str, new: str, *, scale: float = 1.0) -> None:
+    """One weight (last axis of a pointwise convolution dropped) and its bias, zero if absent."""
+    weight = take(source, f"{old}.weight")
+    if weight.dim() == 3 and weight.shape[-1] == 1:
+        weight = weight.squeeze(-1)
+    bias = source.get(f"{old}.bias", torch.zeros(weight.shape[0]))
+    target[f"{new}.weight"], target[f"{new}.bias"] = weight * scale, bias * scale
