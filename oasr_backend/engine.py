@@ -206,6 +206,9 @@ class Engine:
             turn.stream = self._admission.admit(request, now_s=self._clock())
         except OasrError as error:
             self._refuse(turn, error)
+        except Exception as error:
+            logger.error("event=admission_failed stream=%r", request.stream_id, exc_info=error)
+            self._refuse(turn, StepFailedError(f"stream {request.stream_id!r}: {error!r}"))
 
     def _refuse(self, turn: Turn, error: OasrError) -> None:
         self.metrics.rejected[type(error).__name__] += 1
@@ -301,6 +304,17 @@ class Engine:
             if request.is_last:
                 stream.finish_reason = stream.finish_reason or "end"
             heard.append((turn, stream, request))
+        try:
+            self._tell(heard)
+        except Exception as error:
+            left = [(turn, stream) for turn, stream, _ in heard if not turn.is_done]
+            self._fail([stream for _, stream in left], error)
+            for turn, stream in left:
+                assert stream.failure is not None
+                self._refuse(turn, stream.failure)
+
+    def _tell(self, heard: Sequence[tuple[Turn, Stream, AudioChunk]]) -> None:
+        """The text so far, or the final one; a stream that has that is finished."""
         # An END that came without a window has not been rescored by a step.
         self._rescore(stream for _, stream, _ in heard)
         texts = self._results.texts([stream for _, stream, _ in heard])

@@ -6,6 +6,7 @@ The shapes and rules of the wire are those of config.pbtxt; a test holds the two
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -16,6 +17,8 @@ import triton_python_backend_utils as pb_utils
 from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError
 from oasr_backend.metrics import Sample
 from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
+
+logger = logging.getLogger(__name__)
 
 #: Requests of Triton's model warm-up carry no sequence; nothing is kept for them.
 WARMUP_IDS = (0, "")
@@ -43,6 +46,11 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk | Oas
         )
     except OasrError as error:
         return error.with_traceback(None)
+    except Exception as error:
+        logger.error("event=unreadable_request", exc_info=error)
+        return InvalidRequestError(
+            f"the request cannot be read ({error!r}); config.pbtxt tells what it may hold"
+        )
 
 
 def write_response(result: ChunkResult) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
 
+from oasr_backend.streams import Stream
+from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
     STRIDE_SAMPLES,
     WINDOW_SAMPLES,
@@ -111,6 +114,47 @@ def test_a_failed_step_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture
     (failed,) = caplog.records
     assert "event=step_failed streams=1" in failed.getMessage()
     assert failed.exc_info is not None
+
+
+def test_a_fault_in_an_answer_costs_its_stream_and_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = golden_engine()
+    told = engine._results.document
+
+    def document(text: str, stream: Stream) -> dict[str, Any]:
+        if stream.stream_id == "victim":
+            raise ZeroDivisionError("of its own")
+        return told(text, stream)
+
+    monkeypatch.setattr(engine._results, "document", document)
+    good, bad = engine.process(
+        [
+            chunk("good", noise(1), flags="SE", wants_result=True),
+            chunk("victim", noise(2), flags="SE", wants_result=True),
+        ]
+    )
+    error_of(bad, "'victim' ends", "of its own", "send START")
+    assert good.text == text_alone(noise(1))
+    assert_all_is_free(engine)
+
+
+def test_a_fault_in_admission_refuses_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = golden_engine()
+    admit = engine._admission.admit
+
+    def failing(request: AudioChunk, *, now_s: float) -> Stream:
+        if request.stream_id == "victim":
+            raise ZeroDivisionError("of its own")
+        return admit(request, now_s=now_s)
+
+    monkeypatch.setattr(engine._admission, "admit", failing)
+    bad, good = ask(
+        engine, chunk("victim", noise(2), flags="SE"), chunk("good", noise(1), flags="SE")
+    )
+    error_of(bad, "'victim'", "of its own")
+    assert good.text == text_alone(noise(1))
+    assert_all_is_free(engine)
 
 
 def test_unlimited_history_ends_at_its_ceiling_with_a_text() -> None:

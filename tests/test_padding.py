@@ -30,10 +30,10 @@ class Stepper:
         rows_3W = self._caches.row_data(self.generations, num_frames, width=width)
         padded_WS = torch.zeros((width, windows_BS.shape[1]))
         padded_WS[: len(self.generations)] = windows_BS
-        logits_WTV = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
-        logits_BTV = logits_WTV[: len(self.generations)].clone()
-        self._caches.commit(self.generations, num_frames, logits_BTV)
-        return logits_BTV
+        padded = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
+        output = padded.first(len(self.generations))
+        self._caches.commit(self.generations, num_frames, output)
+        return output.logits_BTV.clone()
 
 
 def all_logits(width: int, *, num_streams: int = 4) -> list[Tensor]:
