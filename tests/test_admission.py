@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from oasr_backend.engine import Engine
-from oasr_backend.types import ParameterValue
+from oasr_backend.turns import Turn
+from oasr_backend.types import ChunkResult, ParameterValue
 from tests.engine_helpers import (
     ManualClock,
     ask,
@@ -24,6 +25,13 @@ from tests.engine_helpers import (
     noise,
     text_alone,
 )
+
+
+def served(engine: Engine, turn: Turn) -> ChunkResult:
+    while not turn.is_done:
+        engine.step()
+    assert turn.result is not None
+    return turn.result
 
 
 def test_a_stream_beyond_the_limit_is_refused_with_the_numbers() -> None:
@@ -82,6 +90,18 @@ def test_a_stream_with_a_request_in_hand_is_never_reaped() -> None:
     assert turn.result.text == text_alone(samples)
 
 
+def test_a_stream_with_a_request_in_hand_makes_no_room_for_another() -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock, max_streams=1, dead_after_s=60, stream_idle_timeout_s=90)
+    samples = noise(1, seconds=4)
+    (turn,) = engine.submit([chunk("a", samples, flags="SE")])
+    engine.step()
+    assert not turn.is_done
+    clock.now_s += 61
+    error_of(ask_one(engine, "b", noise(2), flags="S"), "max_streams")
+    assert served(engine, turn).text == text_alone(samples)
+
+
 def test_a_second_start_begins_anew_and_counts_as_a_conflict() -> None:
     engine = golden_engine(max_streams=1)
     ask_one(engine, 5, noise(1), flags="S")
@@ -116,6 +136,35 @@ def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> Non
     assert [sample.value for sample in engine.metrics.step_width.samples()] == before
     assert engine.metrics.finished["cancelled"] == 1
     assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("flags", ["S", ""])
+def test_a_request_cancelled_after_its_first_step_is_served_and_its_stream_goes_on(
+    flags: str,
+) -> None:
+    engine, (first, second) = golden_engine(), np.split(noise(1, seconds=4), 2)
+    is_cancelled = False
+    if not flags:
+        ask_one(engine, "a", flags="S")
+    (turn,) = engine.submit([chunk("a", first, flags=flags, is_cancelled=lambda: is_cancelled)])
+    engine.step()
+    assert not turn.is_done
+    is_cancelled = True
+    assert served(engine, turn).error is None
+    assert ask_one(engine, "a", second, flags="E").text == text_alone(np.append(first, second))
+    assert engine.metrics.finished == {"end": 1}
+
+
+def test_an_end_cancelled_after_its_first_step_still_ends_its_stream() -> None:
+    engine, is_cancelled = golden_engine(), False
+    (turn,) = engine.submit(
+        [chunk("a", noise(1, seconds=4), flags="SE", is_cancelled=lambda: is_cancelled)]
+    )
+    engine.step()
+    is_cancelled = True
+    assert served(engine, turn).error is None
+    assert engine.metrics.finished == {"end": 1}
     assert_all_is_free(engine)
 
 
