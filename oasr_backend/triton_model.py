@@ -136,12 +136,16 @@ class Backlog:
 
     def _run(self) -> None:
         while self._wait():
-            self._engine.step()
-            with self._wakeup:
-                done = [entry for entry in self._open if entry[0].is_done]
-                self._open = [entry for entry in self._open if not entry[0].is_done]
-            for turn, sender in done:
-                answer_now(sender, turn.result)
+            self._advance()
+
+    def _advance(self) -> None:
+        # A function of its own: names that outlive it would hold the last audio until more comes.
+        self._engine.step()
+        with self._wakeup:
+            done = [entry for entry in self._open if entry[0].is_done]
+            self._open = [entry for entry in self._open if not entry[0].is_done]
+        for turn, sender in done:
+            answer_now(sender, turn.result)
 
     def _wait(self) -> bool:
         with self._wakeup:
