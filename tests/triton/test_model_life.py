@@ -7,8 +7,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,6 +181,50 @@ def test_a_refusal_waits_for_no_more_than_the_step_in_progress(
         return elapsed_s
 
     assert run_async(slow.server, slow.name, act) < 3 * STEP_S
+
+
+@pytest.mark.parametrize("flags", ["S", ""])
+def test_a_call_cancelled_after_its_first_step_is_served_and_its_stream_goes_on(
+    slow: LoadedModel, recordings: list[Pcm16], flags: str
+) -> None:
+    first, second = np.split(np.tile(recordings[0], 2)[:100_000], 2)
+
+    async def act(wire: AsyncWire) -> str:
+        if not flags:
+            await wire.send("taken back", first[:0], "S")
+        await cancel_in_hand(slow, wire.send("taken back", first, flags))
+        return await wire.send("taken back", second, "E")
+
+    text = run_async(slow.server, slow.name, act)
+    with slow.wire() as wire:
+        assert text == wire.send("whole", np.append(first, second), "SE")
+
+
+def test_an_end_cancelled_after_its_first_step_still_ends_its_stream(
+    slow: LoadedModel, recordings: list[Pcm16]
+) -> None:
+    async def act(wire: AsyncWire) -> None:
+        await cancel_in_hand(slow, wire.send("hung up", np.tile(recordings[0], 2), "SE"))
+
+    run_async(slow.server, slow.name, act)
+    # Its idle limit of 90 s is far away.
+    wait_until(
+        lambda: slow.metrics()["oasr_active_streams"] == 0,
+        timeout_s=30,
+        what="the stream has ended without its caller",
+    )
+
+
+async def cancel_in_hand(model: LoadedModel, coroutine: Coroutine[Any, Any, str]) -> None:
+    """Cancels a call of several steps once the server says that it has the audio."""
+    before = model.metrics()["oasr_audio_seconds_total"]
+    call = asyncio.ensure_future(coroutine)
+    while model.metrics()["oasr_audio_seconds_total"] == before:
+        await asyncio.sleep(0.05)
+    assert not call.done()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
 @pytest.fixture(name="faulty")
