@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.load import wire
-from benchmarks.load.utterances import SAMPLE_RATE, Pcm
+from benchmarks.load.utterances import Pcm
 from oasr_backend.serve.process import TritonServer
 from tests.chaos.caller import (
     EMPTY,
@@ -27,22 +27,34 @@ from tests.chaos.caller import (
 )
 from tests.chaos.server import Limits
 from tests.chaos.speech import Clip
+from tests.chaos.victim import READY
 
-_HUGE_S = 60
 _VICTIM_START_TIMEOUT_S = 60.0
 _VICTIM_ARGUMENTS = ("-m", "tests.chaos.victim")
 _NUM_EMPTY = 5
+#: What a run has done at least once each, or it was no chaos.
+DEEDS = (
+    "vanish", "kill -9", "cancel START", "cancel a chunk", "cancel END", "duplicate START",
+    "late after Triton's limit", "late after both limits", "NaN or infinity", "minute with END",
+    "minute left alone", "empty chunks", "wrong tensors", "flipped ids", "wrong options",
+    "slow step",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What the acts share. `huge` and `victims` limit the costly ones to what one machine bears."""
+    """What the acts share. `huge` and `victims` limit the costly ones to what one machine bears.
+
+    `ends_minute` says in turn whether a minute comes with END.
+    """
 
     server: TritonServer
     limits: Limits
     clips: Sequence[Clip]
+    minute: Clip
     huge: asyncio.Semaphore
     victims: asyncio.Semaphore
+    ends_minute: Iterator[bool]
 
     def clip(self, caller: Caller) -> Clip:
         return caller.chance.choice(self.clips)
@@ -58,10 +70,13 @@ async def vanish(caller: Caller, stage: Stage) -> None:
         return
     for chunk in chunks[1 : caller.chance.randint(1, 4)]:
         await caller.send("vanish", request(stream_id, chunk))
+    caller.record.deeds["vanish"] += 1
 
 
 async def kill_9(caller: Caller, stage: Stage) -> None:
     """A client process with several streams dies in the middle of them."""
+    if stage.victims.locked():
+        return
     async with stage.victims:
         process = await asyncio.create_subprocess_exec(
             sys.executable, *_VICTIM_ARGUMENTS, stage.server.grpc_url,
@@ -71,12 +86,16 @@ async def kill_9(caller: Caller, stage: Stage) -> None:
             assert process.stdout is not None
             line = await asyncio.wait_for(process.stdout.readline(), _VICTIM_START_TIMEOUT_S)
             await asyncio.sleep(caller.chance.uniform(0.0, 1.5))
+        except TimeoutError:
+            line = b"no word"
         finally:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
             status = await process.wait()
-    died_of_it = bool(line) and status == -signal.SIGKILL
-    caller.record.note("kill_9", OK if died_of_it else f"status {status}", expected=(OK,))
+    died_of_it = line == READY and status == -signal.SIGKILL
+    what = OK if died_of_it else f"{line!r}, status {status}"
+    caller.record.note("kill_9", what, expected=(OK,))
+    caller.record.deeds["kill -9"] += died_of_it
 
 
 async def cancel(caller: Caller, stage: Stage) -> None:
@@ -85,12 +104,13 @@ async def cancel(caller: Caller, stage: Stage) -> None:
     after_s = caller.chance.choice((0.0, 0.001, 0.01, 0.05))
     if caller.chance.random() < 0.3:
         started = request(stream_id, clip.samples_S, flags=wire.START)
-        return await caller.start_and_cancel("cancel", started, after_s)
+        return await caller.start_and_cancel("cancel START", started, after_s)
     if await caller.start("cancel", stream_id, clip.samples_S[:8000]) is None:
         return None
-    flags = wire.END if caller.chance.random() < 0.3 else b""
-    middle = request(stream_id, clip.samples_S[8000:], flags=flags)
-    return await caller.start_and_cancel("cancel", middle, after_s)
+    is_last = caller.chance.random() < 0.3
+    rest = request(stream_id, clip.samples_S[8000:], flags=wire.END if is_last else b"")
+    act = "cancel END" if is_last else "cancel a chunk"
+    return await caller.start_and_cancel(act, rest, after_s)
 
 
 async def duplicate_start(caller: Caller, stage: Stage) -> None:
@@ -99,7 +119,7 @@ async def duplicate_start(caller: Caller, stage: Stage) -> None:
     if await caller.start("duplicate_start", stream_id, first.samples_S[:16000]) is None:
         return
     text = await _speak(caller, "duplicate_start", stream_id, second.chunks(700))
-    caller.record.check_text("duplicate_start", text, second.text)
+    caller.check_text("duplicate START", text, second.text)
 
 
 async def late_chunk(caller: Caller, stage: Stage) -> None:
@@ -109,8 +129,15 @@ async def late_chunk(caller: Caller, stage: Stage) -> None:
         return
     limits = stage.limits
     # Triton looks for idle sequences now and then, so a margin belongs to the limit.
-    await asyncio.sleep(1.5 + caller.chance.choice((limits.triton_idle_s, limits.stream_idle_s)))
+    deed, limit_s = caller.chance.choice(
+        (
+            ("late after Triton's limit", limits.triton_idle_s),
+            ("late after both limits", limits.stream_idle_s),
+        )
+    )
+    await asyncio.sleep(1.5 + limit_s)
     await caller.send("late_chunk", request(stream_id, SILENCE), expected=(INVALID,))
+    caller.record.deeds[deed] += 1
 
 
 async def not_finite(caller: Caller, stage: Stage) -> None:
@@ -126,7 +153,7 @@ async def not_finite(caller: Caller, stage: Stage) -> None:
     )
     await caller.send("not_finite", spoiled, expected=(INVALID,))
     text = await _continue(caller, "not_finite", stream_id, chunks[1:])
-    caller.record.check_text("not_finite", text, clip.text)
+    caller.check_text("NaN or infinity", text, clip.text)
 
 
 async def huge_chunk(caller: Caller, stage: Stage) -> None:
@@ -134,11 +161,14 @@ async def huge_chunk(caller: Caller, stage: Stage) -> None:
     if stage.huge.locked():
         return
     async with stage.huge:
-        speech = np.concatenate([clip.samples_S for clip in stage.clips] * 2)
-        minute = speech[: _HUGE_S * SAMPLE_RATE]
-        flags = wire.START + (wire.END if caller.chance.random() < 0.5 else b"")
-        started = request(new_id(), minute, flags=flags)
-        await caller.send("huge_chunk", started, expected=(OK, REFUSED))
+        is_last = next(stage.ends_minute)
+        flags = wire.START + (wire.END if is_last else b"")
+        started = request(new_id(), stage.minute.samples_S, flags=flags)
+        text = await caller.send("huge_chunk", started, expected=(OK, REFUSED))
+        if is_last:
+            caller.check_text("minute with END", text, stage.minute.text)
+        else:
+            caller.record.deeds["minute left alone"] += text is not None
         # One after the other without a pause would be a measure of throughput, not of chaos.
         await asyncio.sleep(3.0)
 
@@ -152,7 +182,7 @@ async def empty_chunks(caller: Caller, stage: Stage) -> None:
     for chunk in clip.chunks(1000):
         chunks += [chunk, EMPTY]
     text = await _continue(caller, "empty_chunks", stream_id, chunks)
-    caller.record.check_text("empty_chunks", text, clip.text)
+    caller.check_text("empty chunks", text, clip.text)
 
 
 async def wrong_dtype(caller: Caller, stage: Stage) -> None:
@@ -160,7 +190,7 @@ async def wrong_dtype(caller: Caller, stage: Stage) -> None:
     for data, name, triton_type, shape in WRONG_TENSORS:
         wrong = bad_request(new_id(), data, name=name, triton_type=triton_type, shape=shape)
         await caller.send("wrong_dtype", wrong + wire.START, expected=(INVALID,))
-        await asyncio.sleep(0)
+    caller.record.deeds["wrong tensors"] += 1
 
 
 #: (data, name, type, shape): what Triton or the backend must refuse.
@@ -176,15 +206,20 @@ WRONG_TENSORS: tuple[tuple[bytes, str, str, tuple[int, ...]], ...] = (
 
 
 async def flipped_ids(caller: Caller, stage: Stage) -> None:
-    """Ids that were never begun, of the other type, or none."""
-    stream_id = new_id()
-    if await caller.start("flipped_ids", stream_id, SILENCE) is None:
+    """Ids never begun, none, ended twice; then 42 and "42" side by side, which are two streams."""
+    stream_id, clip, other_clip = new_id(), stage.clip(caller), stage.clip(caller)
+    if await caller.start("flipped_ids", stream_id, EMPTY) is None:
         return
     for other in (str(stream_id), new_id(), f"{stream_id}x"):
         await caller.send("flipped_ids", request(other, SILENCE), expected=(INVALID,))
     nobody = request(0, SILENCE, flags=wire.START)
     await caller.send("flipped_ids", nobody, expected=(INVALID,))
-    await caller.send("flipped_ids", request(stream_id, SILENCE, flags=wire.END))
+    text, other_text = await asyncio.gather(
+        _continue(caller, "flipped_ids", stream_id, clip.chunks(800)),
+        _speak(caller, "flipped_ids", str(stream_id), other_clip.chunks(800)),
+    )
+    caller.check_text("flipped ids", text, clip.text)
+    caller.check_text("flipped ids", other_text, other_clip.text)
     ended_twice = request(stream_id, SILENCE, flags=wire.END)
     await caller.send("flipped_ids", ended_twice, expected=(INVALID,))
 
@@ -197,6 +232,7 @@ async def wrong_parameters(caller: Caller, stage: Stage) -> None:
     for parameters in wrong:
         started = request(new_id(), SILENCE, flags=wire.START, parameters=parameters)
         await caller.send("wrong_parameters", started, expected=(INVALID,))
+    caller.record.deeds["wrong options"] += 1
 
 
 #: Each act with how often it is chosen.

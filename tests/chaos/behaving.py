@@ -25,12 +25,16 @@ _RETRY = RetryPolicy(start_attempts=8, max_restarts=0)
 class Outcome:
     """Of all behaving clients together."""
 
-    num_texts: int = 0
+    texts_by_client: Counter[int] = field(default_factory=Counter)
     wrong_texts: list[str] = field(default_factory=list)
     deadline_misses: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     chunk_s: array[float] = field(default_factory=lambda: array("d"))
     final_s: array[float] = field(default_factory=lambda: array("d"))
+
+    @property
+    def num_texts(self) -> int:
+        return self.texts_by_client.total()
 
     def note_error(self, error: ClientError) -> None:
         if isinstance(error, DeadlineError):
@@ -63,7 +67,7 @@ async def behave(manners: Manners, outcome: Outcome, seed: int) -> None:
             except ClientError as error:
                 outcome.note_error(error)
                 continue
-            outcome.num_texts += 1
+            outcome.texts_by_client[seed] += 1
             if text != clip.text:
                 outcome.wrong_texts.append(f"{clip.name}: {text!r} instead of {clip.text!r}")
 

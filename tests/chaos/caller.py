@@ -32,9 +32,10 @@ def new_id() -> int:
 
 @dataclass
 class Record:
-    """What hostile clients were told, by act."""
+    """What hostile clients were told, by act, and what they got done."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    deeds: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
     num_unexpected: int = 0
     wrong_texts: list[str] = field(default_factory=list)
@@ -47,10 +48,7 @@ class Record:
             if len(self.unexpected) < _MAX_EXAMPLES:
                 self.unexpected.append(f"{act}: {status}, expected {'/'.join(expected)}: {detail}")
 
-    def check_text(self, act: str, text: str | None, expected: str) -> None:
-        """`text` None: the stream was refused, which leaves nothing to compare."""
-        if text is None:
-            return
+    def note_text(self, act: str, text: str, expected: str) -> None:
         self.num_texts += 1
         if text != expected:
             self.wrong_texts.append(f"{act}: {text!r} instead of {expected!r}")
@@ -93,6 +91,12 @@ class Caller:
             act, request(stream_id, samples_S, flags=wire.START), expected=(OK, REFUSED)
         )
 
+    def check_text(self, deed: str, text: str | None, expected: str) -> None:
+        """The deed is done; `text` None: the stream was refused, and nothing is."""
+        if text is not None:
+            self.record.deeds[deed] += 1
+            self.record.note_text(deed, text, expected)
+
     async def start_and_cancel(self, act: str, request_bytes: bytes, after_s: float) -> None:
         """Sends and takes it back `after_s` later; the answer may have been quicker."""
         call = self._channel.call(request_bytes, self._deadline_s)
@@ -102,6 +106,7 @@ class Caller:
             await call
         except asyncio.CancelledError:
             self.record.note(act, "CANCELLED", expected=("CANCELLED",))
+            self.record.deeds[act] += 1
         except grpc.aio.AioRpcError as error:
             self.record.note(act, error.code().name, expected=("CANCELLED", REFUSED))
         else:

@@ -16,10 +16,10 @@ from oasr_backend.serve.process import TritonServer
 from tests.chaos.caller import EMPTY, new_id, request
 from tests.chaos.report import Check
 from tests.chaos.server import MODEL_NAME
-from tests.chaos.speech import Clip
+from tests.chaos.speech import Clip, read_clips
 
 _REHEARSAL_DEADLINE_S = 60.0
-_HUGE_S = 60
+_MINUTE_S = 60
 
 
 def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, float]:
@@ -35,35 +35,47 @@ def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, floa
                         wrong.append(f"{clip.name}: {text!r} instead of {clip.text!r}")
     except ClientError as error:
         wrong.append(str(error))
-    audio_s = sum(clip.samples_S.size for clip in clips) / 16_000
+    audio_s = sum(clip.samples_S.size for clip in clips) / SAMPLE_RATE
     detail = f"{len(clips)} recordings alone: {wrong or 'exact'}"
     return Check("quiet texts exact", not wrong, detail), audio_s / (time.monotonic() - begin_s)
 
 
-async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int, num_slots: int) -> Check:
-    """Every client's stream at once and a minute in one request: memory finds its size.
-
-    A window in each of `num_slots` streams lets the pools' pages become resident.
-    """
+async def speak_a_minute(url: str, clips: Sequence[Clip]) -> Clip:
+    """A minute of speech with the text that it gets in one request when nobody else speaks."""
+    samples_S = np.concatenate([clip.samples_S for clip in clips] * 2)[: _MINUTE_S * SAMPLE_RATE]
     channel = wire.InferChannel(url)
-    minute = np.concatenate([clip.samples_S for clip in clips] * 2)[: _HUGE_S * SAMPLE_RATE]
-    huge = request(new_id(), minute, flags=wire.START + wire.END)
+    whole = request(new_id(), samples_S, flags=wire.START + wire.END)
+    text = wire.text_of(await channel.call(whole, _REHEARSAL_DEADLINE_S))
+    await channel.close()
+    return Clip("minute", samples_S, text)
+
+
+async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int) -> Check:
+    """Every client's stream at once: memory finds its size."""
+    channel = wire.InferChannel(url)
     some = itertools.islice(itertools.cycle(clips), num_streams)
     wrong = await asyncio.gather(*(_speak(channel, clip) for clip in some))
-    await channel.call(huge, _REHEARSAL_DEADLINE_S)
-    window_S = clips[0].samples_S[:SAMPLE_RATE]
-    ids = [new_id() for _ in range(num_slots)]
-    for flags, samples_S in ((wire.START, window_S), (wire.END, EMPTY)):
-        await asyncio.gather(
-            *(
-                channel.call(request(one, samples_S, flags=flags), _REHEARSAL_DEADLINE_S)
-                for one in ids
-            )
-        )
     await channel.close()
     return Check(
         "texts of all clients at once exact", not any(wrong), f"{sum(wrong)} of {num_streams} wrong"
     )
+
+
+async def fill(url: str, *, num_slots: int) -> Check:
+    """A window in each of `num_slots` streams at once, so that every slot and page is there."""
+    channel = wire.InferChannel(url)
+    window_S = read_clips()[0].samples_S[:SAMPLE_RATE]
+    ids = [new_id() for _ in range(num_slots)]
+    refused: list[BaseException] = []
+    for flags, samples_S in ((wire.START, window_S), (wire.END, EMPTY)):
+        calls = [
+            channel.call(request(one, samples_S, flags=flags), _REHEARSAL_DEADLINE_S) for one in ids
+        ]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        refused += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    await channel.close()
+    detail = f"{num_slots} streams at once, {len(refused)} refusals"
+    return Check("room for all streams", not refused, detail)
 
 
 async def _speak(channel: wire.InferChannel, clip: Clip) -> bool:

@@ -10,11 +10,10 @@ import re
 import signal
 import statistics
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.load.prometheus import Metrics
 from oasr_backend.serve.group import running_in_group
@@ -53,16 +52,39 @@ class Streams:
 
 @dataclass(frozen=True)
 class Memory:
-    """At one moment; `rss_kib` is of the server and its stub, without this program."""
+    """At one moment. `server_kib` is resident in tritonserver, `stub_kib` in the model's process.
+
+    `shm_kib` is the size of the regions in /dev/shm and `shm_used_kib` what is in use in them.
+    `heap_kib` and `python_blocks` are what the model's process has allocated and not freed, in C
+    and in Python. The last three are up to a second old.
+    """
 
     at_s: float
-    rss_kib: int
+    server_kib: int
+    stub_kib: int
     shm_kib: int
+    shm_used_kib: int
+    heap_kib: int
+    python_blocks: int
 
     @classmethod
     def read(cls, server: TritonServer) -> Memory:
-        rss_kib = sum(_rss_kib(process) for process in running_in_group(server.pid))
-        return cls(time.monotonic(), rss_kib, shm_kib(server))
+        metrics, size_kib = Metrics.fetch(server.metrics_url), shm_kib(server)
+        return cls(
+            at_s=time.monotonic(),
+            server_kib=_rss_kib(server.pid),
+            stub_kib=sum(map(_rss_kib, stub_processes(server))),
+            shm_kib=size_kib,
+            shm_used_kib=size_kib - int(metrics.total("chaos_shm_free_bytes")) // 1024,
+            heap_kib=int(metrics.total("chaos_heap_bytes")) // 1024,
+            python_blocks=int(metrics.total("chaos_python_blocks")),
+        )
+
+    @classmethod
+    def at_rest(cls, server: TritonServer) -> Memory:
+        """Once what is published is of now; nothing may be going on."""
+        time.sleep(_STALE_S)
+        return cls.read(server)
 
 
 def shm_kib(server: TritonServer) -> int:
@@ -93,14 +115,6 @@ def slope_per_minute(at_s: Sequence[float], values: Sequence[float]) -> float:
     return 60.0 * statistics.median(slopes) if slopes else 0.0
 
 
-def creep_per_minute(at_s: Sequence[float], values: Sequence[float]) -> float:
-    """The median growth from one tenth of the time to the next: single steps do not count."""
-    tenths = [part for part in np.array_split(np.arange(len(values)), 10) if part.size]
-    middle_s = np.array([np.asarray(at_s)[part].mean() for part in tenths])
-    levels = np.array([np.median(np.asarray(values)[part]) for part in tenths])
-    return 60.0 * float(np.median(np.diff(levels) / np.diff(middle_s))) if len(tenths) > 1 else 0.0
-
-
 def stub_processes(server: TritonServer) -> list[int]:
     """The processes in which the model runs."""
     found = []
@@ -112,11 +126,14 @@ def stub_processes(server: TritonServer) -> list[int]:
     return found
 
 
-async def stall_now_and_then(server: TritonServer, chance: random.Random) -> None:
+async def stall_now_and_then(
+    server: TritonServer, chance: random.Random, deeds: Counter[str]
+) -> None:
     """Slow steps: the stub stands still for a moment, again and again until cancelled."""
     while True:
         await asyncio.sleep(chance.uniform(*_STALL_EVERY_S))
         stubs = stub_processes(server)
+        deeds["slow step"] += bool(stubs)
         try:
             for stub in stubs:
                 os.kill(stub, signal.SIGSTOP)
@@ -129,7 +146,7 @@ async def stall_now_and_then(server: TritonServer, chance: random.Random) -> Non
 async def watch(server: TritonServer, *, into: list[Memory], interval_s: float) -> None:
     """Samples until cancelled."""
     while True:
-        into.append(Memory.read(server))
+        into.append(await asyncio.to_thread(Memory.read, server))
         await asyncio.sleep(interval_s)
 
 

@@ -7,11 +7,13 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 from benchmarks.load import wire
 from tests.chaos.caller import request
-from tests.chaos.speech import read_clips
+from tests.chaos.speech import Clip, read_clips
 
+READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 _NUM_STREAMS = 6
 _CHUNK_MS = 200.0
@@ -26,20 +28,23 @@ def die_with_parent() -> None:
 
 
 async def speak_forever(url: str) -> None:
-    channel = wire.InferChannel(url)
+    """Says READY once every stream is open."""
+    channel, clips = wire.InferChannel(url), read_clips()
     # Another process has the same counter, so the ids are strings of its own.
-    streams = [_speak(channel, f"victim-{os.getpid()}-{index}") for index in range(_NUM_STREAMS)]
-    print("ready", flush=True)
-    await asyncio.gather(*streams)
+    ids = [f"victim-{os.getpid()}-{index}" for index in range(_NUM_STREAMS)]
+    window_S = clips[0].samples_S[:8000]
+    starts = [request(stream_id, window_S, flags=wire.START) for stream_id in ids]
+    await asyncio.gather(*(channel.call(start, _DEADLINE_S) for start in starts))
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    await asyncio.gather(*(_speak(channel, stream_id, clips) for stream_id in ids))
 
 
-async def _speak(channel: wire.InferChannel, stream_id: str) -> None:
-    flags = wire.START
+async def _speak(channel: wire.InferChannel, stream_id: str, clips: Sequence[Clip]) -> None:
     while True:
-        for clip in read_clips():
+        for clip in clips:
             for chunk in clip.chunks(_CHUNK_MS):
-                await channel.call(request(stream_id, chunk, flags=flags), _DEADLINE_S)
-                flags = b""
+                await channel.call(request(stream_id, chunk), _DEADLINE_S)
                 await asyncio.sleep(_CHUNK_MS / 1000)
 
 
