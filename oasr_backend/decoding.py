@@ -6,7 +6,7 @@ a server whose streams all take the defaults has one, and pays for one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,11 +23,11 @@ from oasr_backend.decoders.arpa import load_arpa
 from oasr_backend.decoders.base import Tail
 from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import DecoderName
-from oasr_backend.decoders.context_graph import ContextGraph
 from oasr_backend.decoders.hotwords import HotwordScorer
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
 from oasr_backend.rescoring import NoDecoder, Rescorer
+from oasr_backend.spelling import HotwordSpelling
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis, StreamId
@@ -142,7 +142,7 @@ class StreamDecoders:
         if decoder.hotwords is not None and options is not None:
             (state,) = decoder.manager.get_states([stream_id])
             graph = self._spelling.graph(options)
-            decoder.hotwords.assign(state.rows, _graph_key(options), graph)
+            decoder.hotwords.assign(state.rows, self._spelling.key(options), graph)
         if options is not None and options.rescoring and isinstance(self._rescorer, Rescorer):
             self._rescorer.open(stream_id)
 
@@ -305,41 +305,3 @@ class StreamDecoders:
             except KeyError:
                 self._find(stream_id)
         return rows
-
-
-class HotwordSpelling:
-    """Phrases in the model's units. Keeps the last graph: streams often bring equal phrases."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size` is the model's; units that it has beyond the tokenizer's start nothing."""
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
-        self._last: tuple[Hashable, ContextGraph] | None = None
-
-    def scorer(self, device: torch.device) -> HotwordScorer:
-        tokenizer = self._tokenizer
-        starts = [tokenizer.starts_word(unit) for unit in range(tokenizer.vocab_size)]
-        starts += [False] * (self._vocab_size - len(starts))
-        return HotwordScorer(starts, device)
-
-    def graph(self, options: StreamOptions) -> ContextGraph:
-        """Raises InvalidRequestError naming a phrase that the units cannot spell."""
-        key = _graph_key(options)
-        if self._last is None or self._last[0] != key:
-            phrases = [self._units(phrase) for phrase in options.phrases]
-            graph = ContextGraph.build(phrases, options.hotword_boost, vocab_size=self._vocab_size)
-            self._last = (key, graph)
-        return self._last[1]
-
-    def _units(self, phrase: str) -> list[int]:
-        units = self._tokenizer.encode(phrase)
-        if not units:
-            raise InvalidRequestError(
-                f"hotwords: the model's units cannot spell {phrase!r}; leave it out or write it "
-                "as it is spoken"
-            )
-        return units
-
-
-def _graph_key(options: StreamOptions) -> Hashable:
-    return (options.phrases, options.hotword_boost)

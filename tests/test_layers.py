@@ -24,7 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("stream_options", "metrics", "piece_model", "decoders", "features", "serve"),
     ("tokenizer", "endpointing"),
-    ("alignment", "cache"),
+    ("alignment", "cache", "spelling"),
     ("encoders",),
     ("rescoring",),
     ("decoding",),

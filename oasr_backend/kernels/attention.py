@@ -12,57 +12,13 @@ P positions, G query, key and value heads together.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
-
-
-class KeyValueLayout(Protocol):
-    """What a kernel reads of `oasr_backend.cache.PagedLayout`."""
-
-    # Names carry their shapes.
-    @property
-    def write_index_N(self) -> Tensor: ...  # noqa: N802
-    @property
-    def read_index_BK(self) -> Tensor: ...  # noqa: N802
-    @property
-    def history_B(self) -> Tensor: ...  # noqa: N802
-    @property
-    def visible_B(self) -> Tensor: ...  # noqa: N802
-    @property
-    def valid_BK(self) -> Tensor: ...  # noqa: N802
-    @property
-    def num_frames(self) -> int: ...
-
-
-class KeyValuePages(Protocol):
-    """What attention asks of `oasr_backend.cache.PagedKVCache`."""
-
-    k_cache: Tensor
-    v_cache: Tensor
-
-    @property
-    def layout(self) -> KeyValueLayout: ...
-    def write(self, k_BTHD: Tensor, v_BTHD: Tensor) -> None: ...
-    def gather(self) -> tuple[Tensor, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class AttentionTables:
-    """One layer's position terms: p and v . p of every position, and u."""
-
-    position_PHC: Tensor
-    position_bias_PH: Tensor
-    bias_u_HC: Tensor
-
-    @property
-    def num_heads(self) -> int:
-        return self.bias_u_HC.shape[0]
+from oasr_backend.kernels.operands import AttentionTables, KeyValuePages
 
 
 def paged_rel_attention(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from oasr_backend.kernels.launch import next_power_of_two
-
-if TYPE_CHECKING:
-    from oasr_backend.kernels.attention import AttentionTables, KeyValuePages
+from oasr_backend.kernels.operands import AttentionTables, KeyValuePages
 
 #: Keys of one tile and warps of one program: the queries are few, so small tiles keep many going.
 _KEYS = 16

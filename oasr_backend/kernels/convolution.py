@@ -6,28 +6,15 @@ Shape letters: B rows, T new frames, K-1 frames of state, D channels; S = K-1 + 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.operands import ConvolutionWeights
 
 Activation = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class ConvolutionWeights:
-    """`rest_D` is the gate of a zero frame; the state and the kernel see frames relative to it."""
-
-    rest_D: Tensor
-    depthwise: nn.Conv2d
-    norm: nn.LayerNorm | None
-
-    @property
-    def kernel_size(self) -> int:
-        return int(self.depthwise.kernel_size[1])
 
 
 def gated_causal_convolution(

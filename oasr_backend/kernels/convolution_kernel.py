@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from oasr_backend.kernels.launch import next_power_of_two
-
-if TYPE_CHECKING:
-    from oasr_backend.kernels.convolution import ConvolutionWeights
+from oasr_backend.kernels.operands import ConvolutionWeights
 
 #: Frames of one program; fewer leave narrow batches with enough programs to fill a GPU.
 _FRAMES = 4

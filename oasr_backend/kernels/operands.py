@@ -1,0 +1,68 @@
+"""What the operations take besides tensors.
+
+Shape letters: B rows, T new frames, K keys (history and new), P positions, H heads, C head
+dimension, D channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class KeyValueLayout(Protocol):
+    """What a kernel reads of `oasr_backend.cache.PagedLayout`."""
+
+    # Names carry their shapes.
+    @property
+    def write_index_N(self) -> Tensor: ...  # noqa: N802
+    @property
+    def read_index_BK(self) -> Tensor: ...  # noqa: N802
+    @property
+    def history_B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def visible_B(self) -> Tensor: ...  # noqa: N802
+    @property
+    def valid_BK(self) -> Tensor: ...  # noqa: N802
+    @property
+    def num_frames(self) -> int: ...
+
+
+class KeyValuePages(Protocol):
+    """What attention asks of `oasr_backend.cache.PagedKVCache`."""
+
+    k_cache: Tensor
+    v_cache: Tensor
+
+    @property
+    def layout(self) -> KeyValueLayout: ...
+    def write(self, k_BTHD: Tensor, v_BTHD: Tensor) -> None: ...
+    def gather(self) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class AttentionTables:
+    """One layer's position terms: p and v . p of every position, and u."""
+
+    position_PHC: Tensor
+    position_bias_PH: Tensor
+    bias_u_HC: Tensor
+
+    @property
+    def num_heads(self) -> int:
+        return self.bias_u_HC.shape[0]
+
+
+@dataclass(frozen=True)
+class ConvolutionWeights:
+    """`rest_D` is the gate of a zero frame; the state and the kernel see frames relative to it."""
+
+    rest_D: Tensor
+    depthwise: nn.Conv2d
+    norm: nn.LayerNorm | None
+
+    @property
+    def kernel_size(self) -> int:
+        return int(self.depthwise.kernel_size[1])
