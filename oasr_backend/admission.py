@@ -9,7 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.errors import ConfigError, InvalidRequestError, OasrError, StreamCancelledError
+from oasr_backend.errors import (
+    ConfigError,
+    InvalidRequestError,
+    OasrError,
+    StreamCancelledError,
+    UnknownStreamError,
+)
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
@@ -20,8 +26,11 @@ logger = logging.getLogger(__name__)
 
 #: No audio in [-1, 1] has more power; a chunk that does is counted, never rescaled.
 _FULL_POWER = 1.0
-#: The first bytes of a WAV file, "RIFF", read as two little-endian int16 samples.
-_RIFF_PCM16 = (0x4952 / 32768.0, 0x4646 / 32768.0)
+#: 32-bit PCM without its scale. What is beyond would overflow a power spectrum into NaN.
+_LARGEST = 2.0**31
+#: The first bytes of a WAV file, read as samples of either type.
+_RIFF_PCM16 = tuple((np.frombuffer(b"RIFF", "<i2") / 32768.0).tolist())
+_RIFF_FP32 = tuple(np.frombuffer(b"RIFF", "<f4").tolist())
 _DECODE = {"mulaw": decode_mulaw, "alaw": decode_alaw}
 
 
@@ -56,16 +65,24 @@ class Admission:
         Raises an OasrError that concerns this request alone. The stream is then as it was before;
         it ends only where its caller cannot continue it: at START, at END and when cancelled.
         """
-        stream = self._open(chunk, now_s) if chunk.is_first else self._find(chunk, now_s)
         try:
+            stream = self._open(chunk, now_s) if chunk.is_first else self._find(chunk, now_s)
             self._accept(stream, chunk)
         except OasrError as error:
-            if chunk.is_first or chunk.is_last or isinstance(error, StreamCancelledError):
-                self._close(stream, reason="cancelled" if chunk.is_cancelled() else "refused")
-            raise
+            raise self._refusal(chunk, error) from None
         stream.is_served = True
         self._metrics.audio_s += chunk.samples_S.size / stream.options.sample_rate
         return stream
+
+    def _refusal(self, chunk: AudioChunk, error: OasrError) -> OasrError:
+        """The error with what becomes of the stream, which is closed if it cannot go on."""
+        is_cancelled = isinstance(error, StreamCancelledError)
+        if chunk.stream_id in self._streams and (chunk.is_first or chunk.is_last or is_cancelled):
+            stream = self._streams.get(chunk.stream_id, now_s=0.0)
+            self._close(stream, reason="cancelled" if is_cancelled else "refused")
+        if not isinstance(error, InvalidRequestError) or isinstance(error, UnknownStreamError):
+            return error
+        return type(error)(f"{error}. {_fate(chunk)}")
 
     def finish(self, stream: Stream, *, forget: bool) -> None:
         """Frees a stream that has its final text; `forget` False keeps its id to explain itself."""
@@ -79,27 +96,30 @@ class Admission:
         """Frees a stream that ends by no request of its own."""
         self._close(stream, reason=reason)
 
-    def reap(self, *, before_s: float) -> int:
+    def reap(self, *, before_s: float, reason: str = "idle") -> int:
         """Frees streams without a request since `before_s`; returns how many."""
         idle = self._streams.close_idle(before_s=before_s)
         for stream in idle:
             # One with a reason was counted when it ended; only its id was left.
             if stream.finish_reason is None:
                 self._metrics.streams_reaped += 1
-                self._log_end("stream_reaped", stream, "idle")
+                self._log_end("stream_reaped", stream, reason)
         return len(idle)
 
     def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
+        if chunk.stream_id in self._streams:
+            # Also when the START itself is refused: for Triton the old sequence has ended.
+            self._metrics.conflicts += 1
+            self._close(self._streams.get(chunk.stream_id, now_s=now_s), reason="replaced")
+        if chunk.fault is not None:
+            raise chunk.fault
         options = StreamOptions.from_parameters(chunk.parameters, self._defaults)
         self._check_language(options)
         self._check_options(options)
         number = chunk_seq(chunk.parameters)
-        if chunk.stream_id in self._streams:
-            self._metrics.conflicts += 1
-            self._close(self._streams.get(chunk.stream_id, now_s=now_s), reason="replaced")
         if self._streams.is_full:
             # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
-            self.reap(before_s=now_s - self._config.dead_after_s)
+            self.reap(before_s=now_s - self._config.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
         stream.next_chunk_seq = number
         self._metrics.streams_opened += 1
@@ -118,6 +138,8 @@ class Admission:
 
     def _find(self, chunk: AudioChunk, now_s: float) -> Stream:
         stream = self._streams.get(chunk.stream_id, now_s=now_s)
+        if chunk.fault is not None:
+            raise chunk.fault
         check_later_parameters(chunk.parameters)
         return stream
 
@@ -125,7 +147,7 @@ class Admission:
         if chunk.is_cancelled():
             raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
         if stream.context is None:
-            raise InvalidRequestError(
+            raise UnknownStreamError(
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
                 f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
             )
@@ -140,7 +162,7 @@ class Admission:
             return _DECODE[encoding](_g711_codes(stream, samples_S))
         if not chunk.is_pcm16:
             self._check_range(stream, samples_S)
-        if chunk.is_first and tuple(samples_S[:2].tolist()) == _RIFF_PCM16:
+        if chunk.is_first and _begins_with_riff(chunk):
             raise InvalidRequestError(
                 f"stream {stream.stream_id!r} begins with a RIFF header: send samples, not a WAV "
                 "file; strip the header or let the client read the file"
@@ -151,12 +173,12 @@ class Admission:
         # One pass, and false for NaN too: what is looked at twice is rare.
         if np.dot(samples_S, samples_S) <= samples_S.size * _FULL_POWER:
             return
-        is_finite = np.isfinite(samples_S)
-        if not is_finite.all():
-            position = int(is_finite.argmin())
+        is_sound = np.abs(samples_S) <= _LARGEST
+        if not is_sound.all():
+            position = int(is_sound.argmin())
             raise InvalidRequestError(
-                f"stream {stream.stream_id!r}: sample {position} is {samples_S[position]}; send "
-                "finite values in [-1, 1]. A stream that was open goes on without this request"
+                f"stream {stream.stream_id!r}: sample {position} is {samples_S[position]:g}; send "
+                "finite values in [-1, 1]"
             )
         self._metrics.loud_chunks += 1
 
@@ -179,6 +201,19 @@ class Admission:
             reason,
             stream.audio_s,
         )
+
+
+def _fate(chunk: AudioChunk) -> str:
+    if chunk.is_first:
+        return "Nothing is open under this id now"
+    if chunk.is_last:
+        return "The stream is closed all the same, since Triton has ended its sequence"
+    return "The stream goes on without this request"
+
+
+def _begins_with_riff(chunk: AudioChunk) -> bool:
+    riff = _RIFF_PCM16 if chunk.is_pcm16 else _RIFF_FP32
+    return tuple(chunk.samples_S[: len(riff)].tolist()) == riff
 
 
 def _g711_codes(stream: Stream, samples_S: Samples) -> npt.NDArray[np.uint8]:

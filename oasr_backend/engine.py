@@ -26,12 +26,13 @@ from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics, Sample
+from oasr_backend.refusal_log import RefusalLog
 from oasr_backend.rescoring import build_rescorer
 from oasr_backend.results import ResultBuilder
 from oasr_backend.runner import EncoderRunner, is_device_lost
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
 from oasr_backend.streams import Stream, StreamRegistry
-from oasr_backend.turns import Request, Turn, TurnQueues
+from oasr_backend.turns import Turn, TurnQueues
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class Engine:
         self._stepping = FairLock()
         self._lock = FairLock()
         self._turns = TurnQueues()
+        self._refusals = RefusalLog(clock)
         self._lost: DeviceLostError | None = None
 
     @classmethod
@@ -114,14 +116,14 @@ class Engine:
         """False once the device cannot be used any more; every request then says so."""
         return self._lost is None
 
-    def process(self, requests: Sequence[Request]) -> list[ChunkResult]:
+    def process(self, requests: Sequence[AudioChunk]) -> list[ChunkResult]:
         """One answer per request, in their order; never raises for one stream's fault."""
         turns = self.submit(requests)
         while not all(turn.is_done for turn in turns):
             self.step()
         return [turn.result for turn in turns if turn.result is not None]
 
-    def submit(self, requests: Sequence[Request]) -> list[Turn]:
+    def submit(self, requests: Sequence[AudioChunk]) -> list[Turn]:
         """Admits requests; a turn that needs no decoding is done at once.
 
         Triton keeps one request of a sequence in flight. So a START that shares a list with a
@@ -131,10 +133,7 @@ class Engine:
             turns = [Turn(request) for request in requests]
             admitted: list[Turn] = []
             for turn in sorted(turns, key=self._begins_anew):
-                request = turn.request
-                if isinstance(request, OasrError):
-                    self._refuse(turn, request)
-                elif self._turns.push(request.stream_id, turn):
+                if self._turns.push(turn.request.stream_id, turn):
                     self._admit(turn)
                     admitted.append(turn)
             self._settle(admitted)
@@ -188,18 +187,11 @@ class Engine:
             self.caches.check_integrity()
 
     def _begins_anew(self, turn: Turn) -> bool:
-        request = turn.request
-        return (
-            isinstance(request, AudioChunk)
-            and request.is_first
-            and request.stream_id in self.streams
-        )
+        return turn.request.is_first and turn.request.stream_id in self.streams
 
     def _admit(self, turn: Turn) -> None:
         """Opens or finds the stream and gives it the samples; a refusal changes no other stream."""
         request = turn.request
-        if not isinstance(request, AudioChunk):
-            return
         try:
             if self._lost is not None:
                 raise self._lost
@@ -212,6 +204,7 @@ class Engine:
 
     def _refuse(self, turn: Turn, error: OasrError) -> None:
         self.metrics.rejected[type(error).__name__] += 1
+        self._refusals.note(turn.request.stream_id, error)
         # A traceback keeps the frames that it passed, and with them this turn and its audio.
         turn.result = ChunkResult(error=error.with_traceback(None))
 
@@ -284,7 +277,6 @@ class Engine:
             self._answer([turn for turn in done if not turn.is_done])
             heads = []
             for turn in done:
-                assert isinstance(turn.request, AudioChunk)
                 following = self._turns.pop(turn.request.stream_id)
                 if following is not None:
                     self._admit(following)
@@ -296,7 +288,6 @@ class Engine:
         for turn in turns:
             stream, request = turn.stream, turn.request
             assert stream is not None
-            assert isinstance(request, AudioChunk)
             stream.is_served, stream.last_heard_s = False, now_s
             if stream.failure is not None:
                 self._refuse(turn, stream.failure)

@@ -9,9 +9,26 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from oasr_backend.errors import (
+    DeviceLostError,
+    InvalidRequestError,
+    StepFailedError,
+    StreamCancelledError,
+    StreamLimitError,
+    UnknownStreamError,
+)
+
 Kind = Literal["counter", "gauge"]
 
 _WIDTH_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_REFUSALS = tuple(
+    error.__name__
+    for error in (
+        InvalidRequestError, UnknownStreamError, StreamLimitError, StreamCancelledError,
+        StepFailedError, DeviceLostError,
+    )
+)  # fmt: skip
+_ENDS = ("end", "length", "cancelled", "refused", "replaced", "failed", "unload")
 _SECOND_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -64,8 +81,9 @@ class EngineMetrics:
     loud_chunks: int = 0
     audio_s: float = 0.0
     compute_s: float = 0.0
-    rejected: Counter[str] = field(default_factory=Counter)
-    finished: Counter[str] = field(default_factory=Counter)
+    # There from the start, so that the first of a kind is an increase and not a new series.
+    rejected: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_REFUSALS, 0)))
+    finished: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(_ENDS, 0)))
     step_width: Histogram = field(
         default_factory=lambda: Histogram("oasr_step_width", "Streams of a step", _WIDTH_BOUNDS)
     )

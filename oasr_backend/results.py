@@ -58,7 +58,7 @@ class ResultBuilder:
             document["rescored"] = self._decoders.is_rescored(stream.generation)
         if options.word_times and is_shown:
             document |= self._alignment(stream)
-        if options.nbest > 1 and is_shown:
+        if options.nbest > 1 and is_shown and not _is_cut(stream):
             document["nbest"] = self._nbest(stream)
         if options.endpoint:
             document["segments"] = self._segments(stream)
@@ -108,9 +108,12 @@ class ResultBuilder:
             rules = EndpointRules.from_options(stream.options, frame_s=self._frame_s)
             stream.segments = Segmenter(rules, self._tokenizer.starts_word)
             stream.closed_segments = []
-        segmenter, skip = stream.segments, stream.segments.num_closed_tokens
+        segmenter, num_closed = stream.segments, stream.segments.num_closed_tokens
+        # One token more, to see whether the first new one goes on with its word.
+        skip = max(0, num_closed - 1)
         (rest,) = self._decoders.best([stream.generation], skips=[skip])
-        for segment in segmenter.update(rest, self._heard_frames(stream)):
+        new = rest.without_first(num_closed - skip)
+        for segment in segmenter.update(new, self._heard_frames(stream)):
             stream.closed_segments.append(self._segment(stream, rest, segment, skip=skip))
         still_open = self._open_segment(stream, rest, skip=skip)
         return [*stream.closed_segments, *still_open]
@@ -118,7 +121,7 @@ class ResultBuilder:
     def _open_segment(self, stream: Stream, rest: Hypothesis, *, skip: int) -> list[dict[str, Any]]:
         assert stream.segments is not None
         first, stop = stream.segments.num_closed_tokens, skip + len(rest.tokens)
-        if first == stop or _is_hidden(stream):
+        if first == stop or _is_hidden(stream) or _is_cut(stream):
             return []
         return [self._segment(stream, rest, Segment(first, stop, ""), skip=skip)]
 
@@ -128,10 +131,11 @@ class ResultBuilder:
         own = slice(segment.first - skip, segment.stop - skip)
         frames, timing = rest.times[own], self._timing(stream)
         if frames:
-            start_s, end_s = timing.start_s(frames[0]), timing.end_s(frames[-1], None)
+            start_s = timing.start_s(frames[0])
+            end_s = timing.end_s(frames[-1], self._next_frame(stream, rest, segment, skip=skip))
         else:
             start_s, end_s = map(timing.start_s, segment.silent_frames)
-        return {
+        entry = {
             "text": self._tokenizer.decode(rest.tokens[own]),
             "start_s": round(start_s, 3),
             "end_s": round(end_s, 3),
@@ -139,6 +143,23 @@ class ResultBuilder:
             "is_final": bool(segment.reason) or stream.finish_reason is not None,
             "reason": segment.reason or stream.finish_reason,
         }
+        if frames and segment.first and self._goes_on(*rest.tokens[own.start - 1 : own.start + 1]):
+            entry["joins_previous"] = True
+        return entry
+
+    def _goes_on(self, before: int, token: int) -> bool:
+        """Whether `token` belongs to the word of the token before it, which may be a bare mark."""
+        tokenizer = self._tokenizer
+        return not (tokenizer.starts_word(token) or tokenizer.joined([before]).endswith(" "))
+
+    def _next_frame(
+        self, stream: Stream, rest: Hypothesis, segment: Segment, *, skip: int
+    ) -> int | None:
+        """The first frame that is not the segment's any more; None while nothing follows it."""
+        following = rest.times[segment.stop - skip :]
+        if following:
+            return following[0]
+        return self._heard_frames(stream) if segment.reason else None
 
     def _heard_frames(self, stream: Stream) -> int:
         """Without the silence that pads the end: it is nobody's pause."""

@@ -73,11 +73,16 @@ class Stream:
 
     def check_chunk_seq(self, number: int | None) -> None:
         """Raises InvalidRequestError unless `number` is next; a stream numbers all or none."""
-        if number != self.next_chunk_seq:
-            raise InvalidRequestError(
-                f"stream {self.stream_id!r}: chunk_seq={number}, expected {self.next_chunk_seq}; a "
-                "chunk was lost or repeated. The stream is unchanged: send the expected chunk"
-            )
+        expected = self.next_chunk_seq
+        if number == expected:
+            return
+        if expected is None:
+            what = "its START had none; leave it out, or number all requests of a stream"
+        elif number is None:
+            what = f"expected {expected}; number all requests of a stream or none"
+        else:
+            what = f"expected {expected}; a chunk was lost or repeated: send the expected one"
+        raise InvalidRequestError(f"stream {self.stream_id!r}: chunk_seq={number}, {what}")
 
     def accept(self, samples_S: Samples, *, is_last: bool, tail_padding: bool) -> None:
         """Buffers a chunk; at the end also what the resampler still holds."""

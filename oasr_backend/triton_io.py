@@ -16,41 +16,47 @@ import triton_python_backend_utils as pb_utils
 
 from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError
 from oasr_backend.metrics import Sample
-from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
+from oasr_backend.types import (
+    NO_PARAMETERS,
+    AudioChunk,
+    ChunkResult,
+    ParameterValue,
+    Samples,
+    StreamId,
+)
 
 logger = logging.getLogger(__name__)
 
 #: Requests of Triton's model warm-up carry no sequence; nothing is kept for them.
 WARMUP_IDS = (0, "")
 _PCM16_SCALE = np.float32(1.0 / 32768.0)
+_NO_SAMPLES: Samples = np.empty(0, dtype=np.float32)
 
 
 def is_warmup(request: Any) -> bool:
     return request.correlation_id() in WARMUP_IDS
 
 
-def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk | OasrError:
-    """What one request says, or the error that answers it; never raises for a bad request."""
+def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
+    """What one request says, with the fault that is to be its answer if it cannot be read."""
+    flags = request.flags()
+    samples_S, is_pcm16, parameters, fault = _NO_SAMPLES, False, NO_PARAMETERS, None
     try:
-        flags = request.flags()
+        parameters = _parameters(request)
         samples_S, is_pcm16 = _samples(request)
-        return AudioChunk(
-            stream_id=_stream_id(request),
-            samples_S=samples_S,
-            is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
-            is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
-            parameters=_parameters(request),
-            is_pcm16=is_pcm16,
-            wants_result="RESULT" in request.requested_output_names(),
-            is_cancelled=request.is_cancelled if asks_cancelled else _never,
-        )
-    except OasrError as error:
-        return error.with_traceback(None)
     except Exception as error:
-        logger.error("event=unreadable_request", exc_info=error)
-        return InvalidRequestError(
-            f"the request cannot be read ({error!r}); config.pbtxt tells what it may hold"
-        )
+        fault = _fault(error)
+    return AudioChunk(
+        stream_id=_stream_id(request),
+        samples_S=samples_S,
+        is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+        is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        parameters=parameters,
+        is_pcm16=is_pcm16,
+        wants_result="RESULT" in request.requested_output_names(),
+        is_cancelled=request.is_cancelled if asks_cancelled else _never,
+        fault=fault,
+    )
 
 
 def write_response(result: ChunkResult) -> Any:
@@ -129,6 +135,15 @@ class MetricsPublisher:
 
 def _never() -> bool:
     return False
+
+
+def _fault(error: Exception) -> OasrError:
+    if isinstance(error, OasrError):
+        return error.with_traceback(None)
+    logger.error("event=unreadable_request", exc_info=error)
+    return InvalidRequestError(
+        f"the request cannot be read ({error!r}); config.pbtxt tells what it may hold"
+    )
 
 
 def _stream_id(request: Any) -> StreamId:

@@ -6,18 +6,15 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from oasr_backend.errors import OasrError
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk, ChunkResult, StreamId
-
-Request = AudioChunk | OasrError
 
 
 @dataclass(slots=True)
 class Turn:
     """One request and its answer, once there is one; `stream` is whose audio it brought."""
 
-    request: Request
+    request: AudioChunk
     stream: Stream | None = None
     result: ChunkResult | None = None
 

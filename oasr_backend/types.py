@@ -66,6 +66,8 @@ class AudioChunk(NamedTuple):
     # From PCM16: finite and inside [-1, 1] by construction.
     is_pcm16: bool = False
     is_cancelled: Callable[[], bool] = _never
+    # Why the request cannot be read; it then brings no samples.
+    fault: OasrError | None = None
 
 
 class ChunkResult(NamedTuple):

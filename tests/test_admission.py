@@ -7,11 +7,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from oasr_backend.engine import Engine
+from oasr_backend.errors import InvalidRequestError
 from oasr_backend.turns import Turn
 from oasr_backend.types import ChunkResult, ParameterValue
 from tests.engine_helpers import (
@@ -109,7 +111,7 @@ def test_a_second_start_begins_anew_and_counts_as_a_conflict() -> None:
     ask_one(engine, 5, noise(2), flags="S")
     assert ask_one(engine, 5, flags="E").text == text_alone(noise(2))
     assert engine.metrics.conflicts == 1
-    assert engine.metrics.finished == {"replaced": 1, "end": 1}
+    assert +engine.metrics.finished == {"replaced": 1, "end": 1}
     assert_all_is_free(engine)
 
 
@@ -153,7 +155,7 @@ def test_a_request_cancelled_after_its_first_step_is_served_and_its_stream_goes_
     is_cancelled = True
     assert served(engine, turn).error is None
     assert ask_one(engine, "a", second, flags="E").text == text_alone(np.append(first, second))
-    assert engine.metrics.finished == {"end": 1}
+    assert +engine.metrics.finished == {"end": 1}
 
 
 def test_an_end_cancelled_after_its_first_step_still_ends_its_stream() -> None:
@@ -164,7 +166,7 @@ def test_an_end_cancelled_after_its_first_step_still_ends_its_stream() -> None:
     engine.step()
     is_cancelled = True
     assert served(engine, turn).error is None
-    assert engine.metrics.finished == {"end": 1}
+    assert +engine.metrics.finished == {"end": 1}
     assert_all_is_free(engine)
 
 
@@ -213,7 +215,7 @@ def test_numbered_chunks_arrive_without_gap_or_repeat() -> None:
 def test_a_stream_that_began_without_numbers_refuses_one() -> None:
     engine = golden_engine()
     ask_one(engine, "a", noise(1), flags="S")
-    error_of(ask_one(engine, "a", parameters={"chunk_seq": 1}), "chunk_seq=1", "expected None")
+    error_of(ask_one(engine, "a", parameters={"chunk_seq": 1}), "chunk_seq=1", "START had none")
 
 
 def test_int16_and_float_of_the_same_audio_are_one_signal() -> None:
@@ -232,10 +234,75 @@ def test_loud_float_audio_is_counted_and_not_rescaled() -> None:
 
 
 @pytest.mark.parametrize("head", [b"RIFF", b"RIFF\x24\x08\x00\x00WAVEfmt "])
-def test_a_wav_header_is_refused_with_the_remedy(head: bytes) -> None:
+@pytest.mark.parametrize("is_pcm16", [True, False])
+def test_a_wav_header_is_refused_with_the_remedy(head: bytes, is_pcm16: bool) -> None:
     pcm16 = np.frombuffer(head, np.int16).astype(np.float32) / np.float32(32768)
-    message = error_of(ask_one(golden_engine(), "a", pcm16, flags="S"), "RIFF", "header")
-    assert "strip" in message
+    samples_S = pcm16 if is_pcm16 else np.frombuffer(head, np.float32)
+    refused = ask_one(golden_engine(), "a", samples_S, flags="S", is_pcm16=is_pcm16)
+    assert "strip" in error_of(refused, "RIFF", "header")
+
+
+@pytest.mark.parametrize(
+    ("flags", "fate"),
+    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed all the same")],
+)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples_S": np.full(9, np.nan, np.float32)},
+        {"fault": InvalidRequestError("WAV_LENS=9 does not fit")},
+        {"parameters": {"sample_rat": 16000}},
+        {"parameters": {"chunk_seq": 7.5}},
+    ],
+    ids=["samples", "tensors", "option", "number"],
+)
+def test_a_refusal_tells_the_fate_of_the_stream_that_was_live(
+    flags: str, fate: str, wrong: dict[str, Any]
+) -> None:
+    engine, samples = golden_engine(), noise(1)
+    ask_one(engine, "a", samples[:16000], flags="S")
+    request = {"samples_S": None, "flags": flags, **wrong}
+    error_of(ask_one(engine, "a", request.pop("samples_S"), **request), fate)
+    rest = ask_one(engine, "a", samples[16000:], flags="E")
+    if flags == "":
+        assert rest.text == text_alone(samples)
+    else:
+        error_of(rest, "'a' is unknown", "send START")
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("loud", [3e14, -1e30, 2.0**31 * 1.1])
+def test_a_sample_that_would_overflow_the_features_is_refused(loud: float) -> None:
+    engine, samples = golden_engine(), noise(1)
+    ask_one(engine, "a", samples[:16000], flags="S")
+    spoilt = samples.copy()
+    spoilt[77] = loud
+    error_of(ask_one(engine, "a", spoilt), "sample 77", "finite values in [-1, 1]")
+    assert ask_one(engine, "a", samples[16000:], flags="E").text == text_alone(samples)
+
+
+def test_the_largest_sample_that_is_taken_leaves_the_features_finite() -> None:
+    engine, samples = golden_engine(), noise(1)
+    ask_one(engine, "a", np.full(16000, 2.0**31, np.float32), flags="S")
+    ask_one(engine, "a", noise(2, seconds=8))
+    quiet_again = ask_one(engine, "a", np.concatenate([samples] * 2), flags="E")
+    assert quiet_again.text
+    assert engine.metrics.loud_chunks == 1
+
+
+def test_refusals_are_logged_with_the_id_but_do_not_flood(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    engine = golden_engine(clock)
+    for number in range(50):
+        ask_one(engine, f"gone-{number}", noise(1))
+    assert "event=request_refused stream='gone-0' error=UnknownStreamError" in caplog.text
+    assert "gone-49" not in caplog.text
+    clock.now_s += 1
+    ask_one(engine, "later", noise(1))
+    assert "event=refusals_not_logged count=30" in caplog.text
+    assert "stream='later'" in caplog.text
 
 
 def test_g711_codes_outside_a_byte_are_refused() -> None:

@@ -194,7 +194,7 @@ def test_a_neighbour_at_its_ceiling_disturbs_nobody() -> None:
     )
     assert long.error is None
     assert result.text == text_alone(short, num_left_chunks=-1)
-    assert engine.metrics.finished == {"end": 1, "length": 1}
+    assert +engine.metrics.finished == {"end": 1, "length": 1}
 
 
 @pytest.mark.parametrize("num_left_chunks", [0, 1, 4])

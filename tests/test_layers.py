@@ -22,7 +22,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "fair_lock"),
     ("types", "config"),
     ("kernels",),
-    ("stream_options", "metrics", "piece_model", "decoders", "features", "serve"),
+    ("stream_options", "metrics", "refusal_log", "piece_model", "decoders", "features", "serve"),
     ("tokenizer", "endpointing"),
     ("alignment", "cache", "spelling"),
     ("encoders",),

@@ -112,7 +112,7 @@ def test_a_stream_at_its_ceiling_is_counted_once_as_too_long() -> None:
     ask_one(engine, "replaced", flags="SE")
     clock.now_s += 1000
     engine.close_idle()
-    assert engine.metrics.finished == {"length": 3, "end": 1}
+    assert +engine.metrics.finished == {"length": 3, "end": 1}
     assert engine.metrics.streams_reaped == 0
 
 

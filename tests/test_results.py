@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 
+from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
 from oasr_backend.types import Samples
+from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import (
     ask,
     ask_one,
@@ -172,3 +175,43 @@ def test_a_stream_without_a_word_has_an_empty_document() -> None:
     document = told(golden_engine(), np.zeros(0, np.float32), **EVERYTHING)
     assert document["words"] == document["tokens"] == document["segments"] == []
     assert document["nbest"] == [{"text": "", "score": 0.0, "tokens": []}]
+
+
+@pytest.mark.parametrize("decoder", ["greedy", "prefix_beam"])
+def test_segments_cut_anywhere_spell_the_text_and_never_overlap(
+    decoder: str, clips: list[Clip]
+) -> None:
+    """A tenth of a second is a pause inside many words, and half a second one of any sentence."""
+    engine = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    rules = {"endpoint": True, "endpoint_silence_s": 0.1, "endpoint_max_s": 0.5}
+    segments: list[dict[str, Any]] = []
+    for clip in clips[:4]:
+        samples_S, _ = soundfile.read(clip.path, dtype="float32")
+        pieces = np.array_split(samples_S, 7)
+        for number, piece in enumerate(pieces):
+            request = chunk(
+                "a",
+                piece,
+                flags="S" if number == 0 else "E" if number == 6 else "",
+                parameters={"decoder": decoder, **rules} if number == 0 else None,
+                wants_result=True,
+            )
+            document = check_document(engine.process([request])[0].document)
+        segments += document["segments"]
+    assert any("joins_previous" in segment for segment in segments)
+    assert "silence" in {segment["reason"] for segment in segments}
+
+
+def test_the_open_segment_and_nbest_are_told_under_every_only() -> None:
+    engine, samples = golden_engine(), noise(1, seconds=4)
+    for mode, is_told in (("every", True), ("stable", False), ("off", False)):
+        options = {**BEAM, "nbest": 3, "endpoint": True, "endpoint_silence_s": 60, "partials": mode}
+        begun = ask_one(
+            engine, mode, samples, flags="S", parameters=options, wants_result=True
+        ).document
+        document = check_document(begun)
+        assert bool(document["segments"]) == is_told
+        assert ("nbest" in document) == is_told
+        ended = check_document(ask_one(engine, mode, flags="E", wants_result=True).document)
+        assert ended["nbest"]
+        assert ended["segments"]

@@ -54,7 +54,7 @@ def load_decoder(
         return NoDecoder()
     try:
         return _decoder(config, weights, vocab_size=vocab_size, model_dim=model_dim)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = f"the attention decoder of the checkpoint cannot be used ({error})"
         logger.warning("event=no_rescoring %s", reason)
         return NoDecoder(reason)
