@@ -100,7 +100,6 @@ def _lose_cmvn(folder: Path) -> None:
             None,
             ["must exceed Triton's max_sequence_idle_microseconds (60 s)"],
         ),
-        (["--set", "max_streams=16384"], None, ["max_candidate_sequences=16384", "max_streams"]),
     ],
 )
 def test_check_only_says_in_one_line_why_the_model_would_not_load(
