@@ -8,12 +8,20 @@ import wave
 import numpy as np
 import tritonclient.grpc.aio as triton
 
+url, path = sys.argv[1:]
+with wave.open(path) as wav:
+    if wav.getsampwidth() != 2:
+        sys.exit(f"{path}: {8 * wav.getsampwidth()}-bit samples; convert them to PCM16")
+    options = {"sample_rate": wav.getframerate(), "channels": wav.getnchannels()}
+    pcm = np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 0.64 s at 16 kHz
 
-async def requests(path):
-    """Yields as chunks come up, here at once; a microphone would be awaited."""
-    with wave.open(path) as wav:
-        rate, pcm = wav.getframerate(), np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
-    chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 0.64 s at 16 kHz
+
+async def requests():
+    """Yields as chunks come up, here at once; a microphone would be awaited.
+
+    tritonclient hides what is raised in here: read and check before the stream.
+    """
     stream_id = str(uuid.uuid4())
     for number, chunk in enumerate(chunks, start=1):
         audio = triton.InferInput("PCM16", [1, chunk.size], "INT16")
@@ -24,16 +32,16 @@ async def requests(path):
             "sequence_id": stream_id,
             "sequence_start": number == 1,
             "sequence_end": number == len(chunks),
-            "parameters": {"sample_rate": rate} if number == 1 else None,
+            "parameters": options if number == 1 else None,
         }
 
 
-async def main(url, path):
+async def main():
     async with triton.InferenceServerClient(url) as client:
-        async for reply, error in client.stream_infer(requests(path)):
+        async for reply, error in client.stream_infer(requests()):
             if error:
                 raise error
             print(reply.as_numpy("TRANSCRIPTS")[0].decode())
 
 
-asyncio.run(main(*sys.argv[1:]))
+asyncio.run(main())

