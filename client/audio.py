@@ -18,6 +18,7 @@ SAMPLE_RATE_HZ = 16000
 #: Below, speech is not intelligible and resampling multiplies a file's size; above, no recorder.
 MIN_FILE_RATE_HZ = 4000
 MAX_FILE_RATE_HZ = 384000
+MAX_CHUNK_MS = 86_400_000
 _RAW_SUBTYPES = {"pcm16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
 
 Mono = npt.NDArray[np.float32]
@@ -77,11 +78,19 @@ def check_rate(sample_rate_hz: int) -> None:
 
 def iter_chunks(samples: npt.NDArray[Any], chunk_ms: float) -> Iterator[npt.NDArray[Any]]:
     """Views of `chunk_ms` milliseconds, the last one shorter; one empty view of no samples."""
-    chunk_samples = round(chunk_ms * SAMPLE_RATE_HZ / 1000)
-    if chunk_samples < 1:
-        raise InvalidAudioError(f"chunk_ms is {chunk_ms}, it must be at least 0.0625 (one sample)")
-    for start in range(0, max(samples.size, 1), chunk_samples):
-        yield samples[start : start + chunk_samples]
+    step = chunk_samples(chunk_ms)
+    for start in range(0, max(samples.size, 1), step):
+        yield samples[start : start + step]
+
+
+def chunk_samples(chunk_ms: float) -> int:
+    """Samples in `chunk_ms` milliseconds. Raises InvalidAudioError outside one sample .. a day."""
+    if not 0.0625 <= chunk_ms <= MAX_CHUNK_MS:
+        raise InvalidAudioError(
+            f"chunk_ms is {chunk_ms}, it must be 0.0625 (one sample) to {MAX_CHUNK_MS} (a day); "
+            "640 is usual"
+        )
+    return round(chunk_ms * SAMPLE_RATE_HZ / 1000)
 
 
 def seconds(num_samples: int) -> float:

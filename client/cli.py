@@ -18,7 +18,7 @@ import typer
 from oasr_client.audio import Mono, check_rate, read_audio, read_raw
 from oasr_client.batch import Batch, transcribe_files, transcribe_microphone
 from oasr_client.errors import ClientError
-from oasr_client.manifest import load_manifest, word_errors
+from oasr_client.manifest import Reference, load_manifest, word_errors
 from oasr_client.options import parse_options
 from oasr_client.report import JsonReport, LiveReport, Report
 from oasr_client.session import RetryPolicy
@@ -60,7 +60,7 @@ class Plan:
 
     settings: dict[str, Any]
     batch: Batch
-    references: dict[Path, str]
+    references: list[Reference]
     report: Report
     use_microphone: bool
 
@@ -78,7 +78,10 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     chunk_ms: Annotated[float, typer.Option(min=0.0625, help="Audio per request.")] = 640.0,
     realtime: Annotated[bool, typer.Option("--realtime", help="Pace as a speaker does.")] = False,
     parallel: Annotated[int, typer.Option(min=1, help="Streams at a time.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="One JSON object per answer; --format json adds its RESULT."),
+    ] = False,
     no_partials: Annotated[bool, typer.Option("--no-partials", help="Finals only.")] = False,
     option: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="Request parameter.")
@@ -90,7 +93,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     ] = None,
     form: Annotated[
         Form,
-        typer.Option("--format", help="Form of the final text; srt and vtt ask for word_times."),
+        typer.Option("--format", help="Form of each file's final; srt and vtt ask for word_times."),
     ] = Form.TXT,
     output_dir: Annotated[
         Path | None, typer.Option(help="Write NAME.txt, .json, .srt or .vtt here.")
@@ -123,7 +126,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     _check_settings(settings)
     plan = Plan(
         settings=settings,
-        batch=Batch(sources, _reader(raw, raw_rate), Pace(chunk_ms, realtime), parallel),
+        batch=Batch(sources, _reader(raw, raw_rate), _pace(chunk_ms, realtime), parallel),
         references=references,
         report=_report(
             form.value,
@@ -166,10 +169,26 @@ def _report(
     if as_json:
         return JsonReport(sys.stdout, partials=partials, with_result=form == "json")
     if output_dir is not None:
-        output_dir.mkdir(parents=True, exist_ok=True)
+        _make_directory(output_dir)
     if partials and sys.stdout.isatty():
         return LiveReport(Console(), form=form, output_dir=output_dir, with_names=with_names)
     return Report(sys.stdout, form=form, output_dir=output_dir, with_names=with_names)
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(
+            f"--output-dir: {path} cannot be made ({error.strerror}); name a folder"
+        ) from error
+
+
+def _pace(chunk_ms: float, is_realtime: bool) -> Pace:
+    try:
+        return Pace(chunk_ms, is_realtime)
+    except ClientError as error:
+        raise typer.BadParameter(f"--chunk-ms: {error}") from error
 
 
 def _reader(raw: RawEncoding | None, rate_hz: int) -> Callable[[Path], Mono]:
@@ -186,21 +205,23 @@ def _reader(raw: RawEncoding | None, rate_hz: int) -> Callable[[Path], Mono]:
     return read
 
 
-def _manifest(path: Path | None) -> dict[Path, str]:
+def _manifest(path: Path | None) -> list[Reference]:
     if path is None:
-        return {}
+        return []
     try:
         # Scoring comes last: a missing jiwer must not cost a whole run.
-        word_errors({}, {})
+        word_errors([], {})
         return load_manifest(path)
     except ClientError as error:
         raise typer.BadParameter(str(error)) from error
 
 
 def _sources(
-    files: list[Path] | None, references: dict[Path, str], *, use_microphone: bool
+    files: list[Path] | None, references: list[Reference], *, use_microphone: bool
 ) -> list[Path]:
-    sources = [*(files or ()), *(path for path in references if path not in (files or ()))]
+    named = files or []
+    listed = dict.fromkeys(reference.audio for reference in references)
+    sources = [*named, *(path for path in listed if path not in named)]
     if use_microphone == bool(sources):
         raise typer.BadParameter("give audio files or --manifest, or else --microphone alone")
     return sources

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,15 @@ _AUDIO_KEYS = ("audio", "wav", "audio_filepath", "audio_path", "path", "file")
 
 
 @dataclass(frozen=True)
+class Reference:
+    audio: Path
+    text: str
+
+
+@dataclass(frozen=True)
 class WordErrors:
+    """`num_files` counts references: a file with two of them is scored against each."""
+
     num_errors: int
     num_words: int
     num_files: int
@@ -24,8 +32,8 @@ class WordErrors:
         return self.num_errors / self.num_words if self.num_words else float(self.num_errors > 0)
 
 
-def load_manifest(path: Path) -> dict[Path, str]:
-    """Audio path to text, from a JSON list or JSON lines of objects with an audio path and `text`.
+def load_manifest(path: Path) -> list[Reference]:
+    """The entries of a JSON list or JSON lines of objects with an audio path and `text`.
 
     Relative audio paths start at the manifest's folder. Raises ClientError naming the entry.
     """
@@ -36,11 +44,14 @@ def load_manifest(path: Path) -> dict[Path, str]:
         raise ClientError(
             f"{path}: not a manifest ({error}); write a JSON list or JSON lines"
         ) from error
-    return dict(_item(path, number, entry) for number, entry in enumerate(entries, 1))
+    return [_reference(path, number, entry) for number, entry in enumerate(entries, 1)]
 
 
-def word_errors(references: Mapping[Path, str], texts: Mapping[Path, str]) -> WordErrors:
-    """Over the files in both, case folded. Raises ClientError when jiwer is missing."""
+def word_errors(references: Sequence[Reference], texts: Mapping[Path, str]) -> WordErrors:
+    """Over the references whose file has a text, case folded.
+
+    Raises ClientError when jiwer is missing.
+    """
     try:
         import jiwer
     except ImportError as error:
@@ -48,8 +59,10 @@ def word_errors(references: Mapping[Path, str], texts: Mapping[Path, str]) -> Wo
             "the word error rate needs the package jiwer; pip install jiwer"
         ) from error
     num_errors = num_words = num_files = 0
-    for path in references.keys() & texts.keys():
-        reference, text = references[path].casefold(), texts[path].casefold()
+    for entry in references:
+        if entry.audio not in texts:
+            continue
+        reference, text = entry.text.casefold(), texts[entry.audio].casefold()
         num_files += 1
         num_words += len(reference.split())
         if not reference.split():
@@ -68,7 +81,7 @@ def _entries(content: str) -> list[Any]:
     return [json.loads(line) for line in content.splitlines() if line.strip()]
 
 
-def _item(manifest: Path, number: int, entry: Any) -> tuple[Path, str]:
+def _reference(manifest: Path, number: int, entry: Any) -> Reference:
     fields = entry if isinstance(entry, dict) else {}
     audio = next((fields[key] for key in _AUDIO_KEYS if key in fields), None)
     text = fields.get("text")
@@ -76,4 +89,4 @@ def _item(manifest: Path, number: int, entry: Any) -> tuple[Path, str]:
         raise ClientError(
             f"{manifest}: entry {number} needs a text and one of {', '.join(_AUDIO_KEYS)}"
         )
-    return manifest.parent / audio, text
+    return Reference(manifest.parent / audio, text)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
-from oasr_client.audio import SAMPLE_RATE_HZ, Mono
+from oasr_client.audio import SAMPLE_RATE_HZ, Mono, chunk_samples
 from oasr_client.errors import ClientError
 
 
@@ -41,7 +41,7 @@ def _open(device: Any, chunk_ms: float, hear: Any) -> Any:
             samplerate=SAMPLE_RATE_HZ,
             channels=1,
             dtype="float32",
-            blocksize=max(1, round(chunk_ms * SAMPLE_RATE_HZ / 1000)),
+            blocksize=chunk_samples(chunk_ms),
             callback=hear,
         )
     except device.PortAudioError as error:

@@ -72,7 +72,7 @@ class Report:
         document = render(event, self._form)
         if self._output_dir is not None:
             target = self._output_dir / f"{Path(event.name).stem}.{self._form}"
-            target.write_text(document, encoding="utf-8")
+            _write_file(target, document)
         elif self._with_names and self._form == "txt":
             self._write(f"{event.name}: {document}")
         else:
@@ -181,6 +181,15 @@ class _LongBar(BarColumn):
     def render(self, task: Task) -> Any:
         is_long = task.total is not None and seconds(int(task.total)) >= LONG_RECORDING_S
         return super().render(task) if is_long else Text("")
+
+
+def _write_file(target: Path, document: str) -> None:
+    try:
+        target.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise ClientError(
+            f"{target}: not writable ({error.strerror}); name another --output-dir"
+        ) from error
 
 
 def render(event: Heard, form: str) -> str:

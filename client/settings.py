@@ -10,6 +10,7 @@ from oasr_client.errors import ClientError
 from oasr_client.session import RetryPolicy, Session
 from oasr_client.wire import ChunkRequest, Endpoint, OptionValue, Reply, SequenceId
 
+MAX_TIMEOUT_S = 86400
 _DEFAULT_URLS = {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:8000"}
 
 
@@ -41,8 +42,11 @@ class ClientSettings:
             raise ClientError(
                 f"url {self.url!r} has a scheme; write host:port, and protocol= for the scheme"
             )
-        if not self.timeout_s > 0:
-            raise ClientError(f"timeout_s is {self.timeout_s}, it must be above 0")
+        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
+            raise ClientError(
+                f"timeout_s is {self.timeout_s}, it must be above 0 and at most {MAX_TIMEOUT_S} "
+                "(a day); 30 is usual"
+            )
 
     @property
     def endpoint(self) -> Endpoint:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from oasr_client.audio import SAMPLE_RATE_HZ, Mono, iter_chunks
+from oasr_client.audio import SAMPLE_RATE_HZ, Mono, chunk_samples, iter_chunks
 from oasr_client.session import StreamUpdate
 from oasr_client.streaming import AsyncStreamingClient
 
@@ -17,10 +17,16 @@ OnUpdate = Callable[[StreamUpdate, int], None]
 
 @dataclass(frozen=True)
 class Pace:
-    """`is_realtime` holds each chunk back until a speaker would have said its last sample."""
+    """`is_realtime` holds each chunk back until a speaker would have said its last sample.
+
+    Raises InvalidAudioError for a chunk that is under one sample or over a day long.
+    """
 
     chunk_ms: float = 640.0
     is_realtime: bool = False
+
+    def __post_init__(self) -> None:
+        chunk_samples(self.chunk_ms)
 
     def wait_s(self, num_samples: int, *, elapsed_s: float) -> float:
         """Seconds until the first `num_samples` of a recording exist, `elapsed_s` into it."""

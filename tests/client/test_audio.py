@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -107,9 +108,10 @@ def test_chunks_hold_every_sample_once_and_there_is_always_one(num_samples: int)
     np.testing.assert_array_equal(np.concatenate(chunks), samples)
 
 
-def test_a_chunk_below_one_sample_is_refused() -> None:
-    with pytest.raises(InvalidAudioError, match="at least"):
-        list(iter_chunks(np.zeros(10), 0.01))
+@pytest.mark.parametrize("chunk_ms", [-1.0, 0.01, 1e9, 1e308, math.inf, math.nan])
+def test_a_chunk_below_one_sample_or_without_an_end_is_refused(chunk_ms: float) -> None:
+    with pytest.raises(InvalidAudioError, match=r"0\.0625 \(one sample\) to 86400000"):
+        list(iter_chunks(np.zeros(10), chunk_ms))
 
 
 def test_seconds_are_those_of_16_khz() -> None:

@@ -104,6 +104,10 @@ def test_captions_and_documents_are_written_per_file(
     assert "1600" in (tmp_path / "out" / "other.srt").read_text()
     document = json.loads(oasr_client(*at(echo_server), recording, "--format", "json").stdout)
     assert (document["text"], document["audio_s"]) == ("heard 24000", 1.5)
+    lines = oasr_client(*at(echo_server), recording, "--json", "--format", "json").stdout
+    line = json.loads(lines.splitlines()[-1])
+    assert line["latency_ms"] > 0
+    assert document == {"file": str(recording), "audio_s": 1.5, **line["result"]}
     assert oasr_client(*at(echo_server), recording, "--format", "vtt").stdout.startswith("WEBVTT")
 
 
@@ -137,6 +141,30 @@ def test_a_manifest_is_scored(echo_server: TritonServer, recording: Path) -> Non
     assert done.stdout.splitlines()[-1] == "WER 33.33% (1 errors in 3 words, 1 files)"
     lines = oasr_client(*at(echo_server), "--manifest", manifest, "--json").stdout.splitlines()
     assert json.loads(lines[-1]) == {"wer": 0.333333, "errors": 1, "words": 3, "files": 1}
+
+
+@triton
+def test_a_file_listed_twice_is_heard_once_and_scored_against_each_text(
+    echo_server: TritonServer, recording: Path
+) -> None:
+    entries = [{"audio": recording.name, "text": text} for text in ("HEARD 24000", "heard, some")]
+    manifest = recording.parent / "manifest.json"
+    manifest.write_text(json.dumps(entries))
+    done = oasr_client(*at(echo_server), "--manifest", manifest)
+    # Punctuation is a part of its word.
+    assert done.stdout == "heard 24000\nWER 50.00% (2 errors in 4 words, 2 files)\n"
+
+
+@triton
+def test_a_document_that_cannot_be_written_is_told_with_its_file(
+    echo_server: TritonServer, recording: Path, tmp_path: Path
+) -> None:
+    taken = tmp_path / "out" / "tone.txt"
+    taken.mkdir(parents=True)
+    done = oasr_client(*at(echo_server), recording, "--output-dir", taken.parent)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"oasr-client: {recording}: {taken}: not writable")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @triton
@@ -225,11 +253,19 @@ def test_an_absent_server_is_told_with_the_file(recording: Path) -> None:
         (["a.wav", "--url", "http://host:8000"], "scheme"),
         (["a.wav", "--protocol", "ws"], "ws"),
         (["--manifest", "absent.json"], "absent.json"),
+        (["a.wav", "--output-dir", "file"], "file cannot be made (File exists)"),
+        (["a.wav", "--output-dir", "file/out"], "file/out cannot be made (Not a directory)"),
+        (["a.wav", "--chunk-ms", "inf"], "chunk_ms is inf"),
+        (["a.wav", "--chunk-ms", "nan"], "--chunk-ms"),
+        (["a.wav", "--timeout", "inf"], "timeout_s is inf"),
+        (["a.wav", "--timeout", "nan"], "--timeout"),
         (["a.raw", "--raw", "pcm16", "--raw-rate", "3"], "3 Hz, expected 4000 to 384000"),
         (["a.raw", "--raw", "pcm16", "--raw-rate", "384001"], "384001 Hz, expected 4000"),
     ],
 )
 def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     done = oasr_client(*arguments, cwd=tmp_path, env={**os.environ, "COLUMNS": "500"})
     assert done.returncode == 2
+    assert "Traceback" not in done.stderr
     assert words in done.stderr

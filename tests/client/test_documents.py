@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from oasr_client.errors import ClientError
-from oasr_client.manifest import load_manifest, word_errors
+from oasr_client.manifest import Reference, load_manifest, word_errors
 from oasr_client.microphone import microphone_chunks
 from oasr_client.subtitles import srt, vtt
 
@@ -48,7 +48,7 @@ def test_segments_and_then_the_whole_text_stand_in_for_words() -> None:
 
 def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None:
     entries = [{"wav": "a.wav", "text": "A"}, {"audio_filepath": "/b.wav", "text": "B"}]
-    expected = {tmp_path / "a.wav": "A", Path("/b.wav"): "B"}
+    expected = [Reference(tmp_path / "a.wav", "A"), Reference(Path("/b.wav"), "B")]
     for name, content in (
         ("list.json", json.dumps(entries)),
         ("lines.jsonl", "\n".join(map(json.dumps, entries))),
@@ -61,7 +61,8 @@ def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None
 
 
 def test_word_errors_fold_case_and_count_words_heard_in_silence() -> None:
-    references = {Path("a"): "One two", Path("b"): "", Path("failed"): "not counted"}
+    references = [Reference(Path("a"), "One two"), Reference(Path("b"), "")]
+    references.append(Reference(Path("failed"), "not counted"))
     errors = word_errors(references, {Path("a"): "ONE three", Path("b"): "ghost"})
     assert (errors.num_errors, errors.num_words, errors.num_files) == (2, 2, 2)
     assert errors.rate == 1.0
