@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.engine import Engine
+from oasr_backend.metrics import Sample, heartbeat
 from oasr_backend.model_load import device_of, load_engine, read_config
 from oasr_backend.triton_io import (
     MetricsPublisher,
@@ -45,7 +46,7 @@ class TritonModel:
         self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
-        self._publisher = MetricsPublisher(self._engine.samples, labels)
+        self._publisher = MetricsPublisher(self._samples, labels)
         self._housekeeping = Periodic(
             (self._engine.close_idle,), interval_s=_HOUSEKEEPING_INTERVAL_S
         )
@@ -94,6 +95,9 @@ class TritonModel:
         self._engine.close()
         self._backlog.stop()
         self._publisher.publish()
+
+    def _samples(self) -> list[Sample]:
+        return [heartbeat(), *self._engine.samples()]
 
     def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+from oasr_backend.metrics import heartbeat
 from tests.conftest import ROOT
 from tests.engine_helpers import golden_engine
 
@@ -21,7 +22,7 @@ def published() -> set[str]:
     engine = golden_engine()
     engine.metrics.rejected["SomeError"] += 1
     engine.metrics.finished["end"] += 1
-    return {sample.name for sample in engine.samples()}
+    return {sample.name for sample in [heartbeat(), *engine.samples()]}
 
 
 def test_every_metric_of_the_dashboard_is_published() -> None:

@@ -219,11 +219,13 @@ def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
 
 
 @contextlib.contextmanager
-def _serving() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def _serving(
+    *, stderr: int = subprocess.DEVNULL
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """`oasr-serve` with a small model, ready."""
     arguments, ports = _arguments("--checkpoint", str(GOLDEN), repository=MODEL_REPOSITORY)
     process = subprocess.Popen(
-        [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
     )
     try:
         assert process.stdout is not None
@@ -276,6 +278,18 @@ def test_an_oasr_serve_that_is_killed_takes_its_server_along() -> None:
         assert _wait_until(lambda: running_in_group(server) == [], timeout_s=5)
         assert _wait_until(lambda: _regions_of(process.pid) == [], timeout_s=5)
         assert _wait_until(lambda: _are_free(ports), timeout_s=5)
+
+
+@pytest.mark.triton
+def test_a_model_whose_process_is_killed_ends_oasr_serve_with_the_cause() -> None:
+    with _serving(stderr=subprocess.PIPE) as (process, ports):
+        stub = _child_of(_child_of(process.pid, b"tritonserver"), b"triton_python_backend_stub")
+        os.kill(stub, signal.SIGKILL)
+        _, errors = process.communicate(timeout=40)
+    assert process.returncode == 1
+    last = errors.splitlines()[-1]
+    assert last.startswith(f"error: a model's process ({stub}) was ended by signal 9 by itself; ")
+    assert _are_free(ports)
 
 
 def _child_of(parent: int, name: bytes) -> int:

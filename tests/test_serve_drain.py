@@ -9,6 +9,7 @@ OURS = """
 nv_inference_request_success{model="asr",version="1"} 7
 nv_inference_pending_request_count{model="asr",version="1"} 0
 oasr_active_streams{instance="asr_0_0",model="asr"} 3
+oasr_heartbeat_seconds{instance="asr_0_0",model="asr"} 90
 oasr_step_seconds_count{instance="asr_0_0",model="asr"} 5
 nv_cpu_utilization 0.5
 """
@@ -42,10 +43,22 @@ def test_whatever_counts_begins_the_wait_anew(old: str, new: str) -> None:
     assert drain.is_over(later, 2 * QUIET_S)
 
 
-def test_the_load_of_the_machine_is_no_activity() -> None:
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("nv_cpu_utilization 0.5", "nv_cpu_utilization 1"),
+        (
+            'seconds{instance="asr_0_0",model="asr"} 90',
+            'seconds{instance="asr_0_0",model="asr"} 92',
+        ),
+    ],
+    ids=["the machine's load", "a heartbeat"],
+)
+def test_what_changes_without_work_is_no_activity(old: str, new: str) -> None:
     drain = Drain(0.0)
     drain.is_over(OURS, 0.0)
-    assert drain.is_over(OURS.replace("nv_cpu_utilization 0.5", "nv_cpu_utilization 1"), QUIET_S)
+    assert OURS.count(old) == 1
+    assert drain.is_over(OURS.replace(old, new), QUIET_S)
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     """Serve streaming speech recognition with NVIDIA Triton until a signal comes.
 
     Exit status: 0 after SIGINT, SIGTERM or SIGHUP, 2 when a check found a problem or the command
-    line is wrong, 1 when the server cannot be started or is not ready in time, otherwise that of
-    tritonserver.
+    line is wrong, 1 when the server cannot be started, is not ready in time or has lost the process
+    of a model, otherwise that of tritonserver.
     """
     try:
         settings = ServerSettings(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 
 QUIET_S = 2.0
-# Name, labels and value.
+# Name, labels and value. A heartbeat changes whether or not anything is done.
 _LINE = re.compile(
-    r"^((?:nv_inference_(?:request|pending)|oasr_)\w+)\{(.*)\} (\S+)$",
+    r"^((?:nv_inference_(?:request|pending)|oasr_(?!heartbeat_))\w+)\{(.*)\} (\S+)$",
     re.MULTILINE,
 )
 _Page = list[tuple[str, str, str]]

@@ -7,10 +7,21 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 _POLL_S = 0.01
 _WAIT_S = 2.0
+# The kernel keeps this much of a program's name.
+_STUB_NAME = "triton_python_backend_stub"[:15]
+
+
+class _Process(NamedTuple):
+    process_id: int
+    name: str
+    state: str
+    wait_status: int
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -28,11 +39,27 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def running_in_group(group_id: int) -> list[int]:
     """Ids of the processes of a group, without zombies: those only wait for a parent to look."""
-    found = []
+    return [one.process_id for one in _members(group_id) if one.state not in "ZX"]
+
+
+def dead_stubs(group_id: int) -> dict[int, int]:
+    """Stubs of a group that ended and that their server has not collected, by process id.
+
+    The value is the exit status, -N after signal N.
+    """
+    return {
+        one.process_id: os.waitstatus_to_exitcode(one.wait_status)
+        for one in _members(group_id)
+        if one.state == "Z" and one.name == _STUB_NAME
+    }
+
+
+def _members(group_id: int) -> Iterator[_Process]:
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The command name before the last parenthesis may itself hold spaces.
-            state, _, group, *_ = entry.read_text().rpartition(")")[2].split()
-            if int(group) == group_id and state not in "ZX":
-                found.append(int(entry.parent.name))
-    return found
+            # The name before the last parenthesis may itself hold spaces and parentheses.
+            head, _, rest = entry.read_text(errors="replace").rpartition(")")
+            state, _, group, *_, wait_status = rest.split()
+            if int(group) == group_id:
+                name = head.partition("(")[2]
+                yield _Process(int(entry.parent.name), name, state, int(wait_status))

@@ -1,13 +1,15 @@
-"""`oasr-serve` beside its server: waits until it is ready, and stops it when a signal asks."""
+"""`oasr-serve` beside its server: waits until it is ready, stops it at a signal or a dead model."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from oasr_backend.serve.process import TritonServer
+from oasr_backend.serve.stubs import LOOK_INTERVAL_S, StubWatch
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,7 +47,8 @@ class _StopSignals:
 def watch_over(server: TritonServer, timeout_s: float, on_ready: Callable[[], None]) -> int:
     """Run `server` until it ends or a signal asks for it; returns the exit status for the shell.
 
-    That is 0 after a signal. Raises ServerError when the server is not ready after `timeout_s`.
+    That is 0 after a signal. Raises ServerError when the server is not ready after `timeout_s`, or
+    when the process of one of its models dies; either way the server is then stopped.
     """
     signals = _StopSignals()
     try:
@@ -54,10 +57,19 @@ def watch_over(server: TritonServer, timeout_s: float, on_ready: Callable[[], No
             server.start()
         server.wait_ready(timeout_s)
         on_ready()
-        status = server.wait()
+        status = _wait(server)
     except StopRequested:
         return 0
     finally:
         signals.ignore()
         server.stop()
     return status if status >= 0 else 128 - status
+
+
+def _wait(server: TritonServer) -> int:
+    stubs = StubWatch(server.pid)
+    while True:
+        try:
+            return server.wait(LOOK_INTERVAL_S)
+        except subprocess.TimeoutExpired:
+            stubs.look()

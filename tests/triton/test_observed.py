@@ -47,6 +47,15 @@ def test_every_metric_of_the_engine_is_on_the_metrics_port(
     assert names >= {sample.name for sample in EngineMetrics().samples()}
 
 
+def test_a_heartbeat_goes_on_while_nothing_else_changes(live_server: LiveServer) -> None:
+    def beat_s() -> float:
+        return metrics(live_server.server, live_server.model_name)["oasr_heartbeat_seconds"]
+
+    first_s = beat_s()
+    wait_until(lambda: beat_s() >= first_s + 2, timeout_s=15, what="two more beats")
+    assert -1.0 < time.time() - beat_s() < 10.0
+
+
 def test_triton_counts_our_batches(live_server: LiveServer, expected: list[str]) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(live_server.metrics_url, timeout=5) as response:
