@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import sys
 import threading
@@ -193,7 +194,12 @@ def _is_refused(turn: Turn) -> bool:
 
 
 def _log_to_stderr(level: str) -> None:
-    """The server's log, without a round trip to its process for every line."""
+    """The server's log, without a round trip to its process for every line.
+
+    UTF-8 whatever the locale: whoever looks for the id of a stream finds it as it was sent.
+    """
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     package_logger = logging.getLogger("oasr_backend")
