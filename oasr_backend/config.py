@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +16,8 @@ from oasr_backend.errors import ConfigError
 
 #: JSON object of parameters that win over config.pbtxt; `oasr-serve --set` writes it.
 OVERRIDES_VARIABLE = "OASR_BACKEND_OVERRIDES"
+#: More threads than cores only wait for each other, and each one takes time to start.
+MAX_THREADS = 512
 DTYPES = ("float32", "bfloat16", "float16")
 #: Triton keeps some keys of `parameters` for its Python backend.
 _TRITON_KEYS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"}
@@ -25,7 +29,7 @@ class ServingConfig:
 
     # A WeNet directory; relative paths start at the model's folder in the repository.
     checkpoint_dir: str = "demo_en"
-    # auto: the instance's GPU when there is one, else the CPU.
+    # auto: the instance's GPU when there is one, else the CPU; cpu, cuda or cuda:N: just that.
     device: str = "auto"
     dtype: str = "float32"
     # Encoder frames a step; must be one that the checkpoint was trained with.
@@ -84,7 +88,7 @@ class ServingConfig:
     # Seconds of silence after which Triton itself has forgotten a sequence; 0: as
     # stream_idle_timeout_s. The Triton model takes it from config.pbtxt.
     dead_after_s: float = 0.0
-    # CPU threads of one instance; 0: PyTorch's choice.
+    # CPU threads of one instance, MAX_THREADS at most; 0: PyTorch's choice.
     num_threads: int = 0
     # info: a line for each stream that opens or ends; warning: faults only.
     log_level: str = "info"
@@ -92,6 +96,10 @@ class ServingConfig:
     debug_slow_step_ms: int = 0
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.type == "float":
+                _check_finite(field.name, getattr(self, field.name))
+        _check_device(self.device)
         _check_choice("dtype", self.dtype, DTYPES)
         _check_choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
         _check_choice("decoder", self.decoder, ("greedy", "prefix_beam"))
@@ -102,19 +110,22 @@ class ServingConfig:
         ):  # fmt: skip
             _check_minimum(name, getattr(self, name), 1)
         for name in (
-            "block_size_frames", "max_streams", "max_step_streams", "max_num_blocks", "num_threads",
+            "block_size_frames", "max_streams", "max_step_streams", "max_num_blocks",
             "debug_slow_step_ms",
         ):  # fmt: skip
             _check_minimum(name, getattr(self, name), 0)
+        _check_range("num_threads", self.num_threads, 0, MAX_THREADS)
         if not 0.0 < self.blank_threshold <= 1.0:
             raise ConfigError(
                 f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
             )
         _check_range("rescoring_ctc_weight", self.rescoring_ctc_weight, 0.0, 100.0)
         _check_range("rescoring_max_s", self.rescoring_max_s, 1.0, 3600.0)
-        if self.stream_idle_timeout_s <= 0 or self.dead_after_s < 0:
+        _check_minimum("dead_after_s", self.dead_after_s, 0)
+        if self.stream_idle_timeout_s <= 0:
             raise ConfigError(
-                f"stream_idle_timeout_s={self.stream_idle_timeout_s} must be positive"
+                f"stream_idle_timeout_s={self.stream_idle_timeout_s:g} must be positive; give "
+                "seconds beyond Triton's own limit"
             )
 
     @classmethod
@@ -151,9 +162,13 @@ def merged_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
     try:
         overrides = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{OVERRIDES_VARIABLE}={text!r} is not JSON: {error}") from error
+        raise ConfigError(
+            f"{OVERRIDES_VARIABLE}={text!r} is not JSON ({error}); unset it or use oasr-serve --set"
+        ) from error
     if not isinstance(overrides, dict):
-        raise ConfigError(f"{OVERRIDES_VARIABLE}={text!r} must be a JSON object")
+        raise ConfigError(
+            f"{OVERRIDES_VARIABLE}={text!r} is no JSON object; unset it or use oasr-serve --set"
+        )
     return {**parameters, **{str(name): str(value) for name, value in overrides.items()}}
 
 
@@ -175,7 +190,10 @@ def _parse_number(kind: Callable[[str], Any], noun: str) -> Callable[[str, str],
         try:
             return kind(text.strip())
         except ValueError:
-            raise ConfigError(f"{name}={text!r} is not {noun}") from None
+            default = getattr(ServingConfig, name)
+            raise ConfigError(
+                f"{name}={text!r} is not {noun}; write one such as {default}"
+            ) from None
 
     return parse
 
@@ -194,11 +212,25 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:
-    # Not a number fails too.
     if not least <= value <= most:
-        raise ConfigError(f"{name}={value:g} is outside {least:g} .. {most:g}")
+        raise ConfigError(
+            f"{name}={value:g} is outside {least:g} .. {most:g}; give a value in that range"
+        )
 
 
-def _check_minimum(name: str, value: int, minimum: int) -> None:
+def _check_minimum(name: str, value: float, minimum: int) -> None:
     if value < minimum:
-        raise ConfigError(f"{name}={value} is below {minimum}")
+        raise ConfigError(f"{name}={value} is below {minimum}; give {minimum} or more")
+
+
+def _check_finite(name: str, value: float) -> None:
+    if not math.isfinite(value):
+        default = getattr(ServingConfig, name)
+        raise ConfigError(f"{name}={value} is no finite number; write one such as {default}")
+
+
+def _check_device(value: str) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", value, re.ASCII):
+        raise ConfigError(
+            f"device={value!r} is unknown; choose auto, cpu, cuda or cuda:N, the number of a GPU"
+        )

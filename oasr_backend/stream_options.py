@@ -169,7 +169,7 @@ def _typed(name: str, value: ParameterValue, kind: str) -> ParameterValue:
     if kind == "float" and type(value) in (int, str):
         try:
             number = float(value)
-        except ValueError:
+        except (OverflowError, ValueError):
             number = math.nan
         if math.isfinite(number):
             return number

@@ -41,7 +41,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("chunk_size", "sixteen", "is not an integer"),
+        ("chunk_size", "sixteen", "is not an integer; write one such as 16"),
         ("chunk_size", "0", "below 1"),
         ("beam_size", "0", "below 1"),
         ("position_limit_frames", "0", "below 1"),
@@ -53,9 +53,16 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("log_level", "loud", "choose debug"),
         ("tail_padding", "maybe", "use true or false"),
         ("blank_threshold", "0", "outside (0, 1]"),
-        ("blank_threshold", "nan", "outside (0, 1]"),
-        ("stream_idle_timeout_s", "0", "must be positive"),
-        ("stream_idle_timeout_s", "soon", "is not a number"),
+        ("blank_threshold", "1.5", "outside (0, 1]"),
+        ("stream_idle_timeout_s", "0", "must be positive; give"),
+        ("stream_idle_timeout_s", "soon", "is not a number; write one such as 90.0"),
+        ("dead_after_s", "-1", "below 0; give 0 or more"),
+        ("num_threads", "5000", "outside 0 .. 512; give a value in that range"),
+        ("num_threads", "-1", "outside 0 .. 512"),
+        ("rescoring_max_s", "1e9", "outside 1 .. 3600; give"),
+        ("device", "tpu", "choose auto, cpu, cuda or cuda:N"),
+        ("device", "cuda:", "choose auto, cpu, cuda or cuda:N"),
+        ("device", "cuda:0 1", "choose auto, cpu, cuda or cuda:N"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_refused_by_name(
@@ -65,6 +72,31 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(
         ServingConfig.from_parameters({name: text})
     assert name in str(caught.value)
     assert words in str(caught.value)
+
+
+def names_of(kind: type) -> list[str]:
+    return [f.name for f in fields(ServingConfig) if type(f.default) is kind]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("name", names_of(float))
+def test_a_number_is_finite(name: str, text: str) -> None:
+    """A limit that is not a number is never reached: nobody would be reaped."""
+    with pytest.raises(ConfigError, match=rf"{name}={text} is no finite number; write one such as"):
+        ServingConfig.from_parameters({name: text})
+    with pytest.raises(ConfigError, match=rf"{name}={text} is no finite number; write one such as"):
+        ServingConfig(**{name: float(text)})
+
+
+@pytest.mark.parametrize("name", names_of(int))
+def test_an_ill_typed_number_is_refused_with_an_example(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}='wide' is not an integer; write one such as"):
+        ServingConfig.from_parameters({name: "wide"})
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:15"])
+def test_every_name_of_a_device_is_taken(device: str) -> None:
+    assert ServingConfig.from_parameters({"device": device}).device == device
 
 
 def test_derived_defaults_depend_on_the_device_and_never_on_given_values() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields
+
 import pytest
 
 from oasr_backend.config import ServingConfig
@@ -50,6 +53,13 @@ def test_a_bad_parameter_is_named_with_its_value_and_the_remedy(
         StreamOptions.from_parameters(parameters)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "nan", "inf", 10**400])
+@pytest.mark.parametrize("name", [f.name for f in fields(StreamOptions) if f.type == "float"])
+def test_no_option_is_anything_but_a_finite_number(name: str, value: ParameterValue) -> None:
+    with pytest.raises(InvalidRequestError, match=rf"{name}=.*send"):
+        StreamOptions.from_parameters({name: value})
 
 
 def test_the_chunk_number_may_come_with_any_request() -> None:
