@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,43 @@ def test_a_missing_weight_is_named(directory: Path) -> None:
     edit_weights(directory, lambda w: w.pop("encoder.encoders.1.self_attn.linear_q.weight"))
     with pytest.raises(CheckpointError, match=r"encoders.1.self_attn.linear_q"):
         load_wenet(directory)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ctc.ctc_lo.weight",
+        "encoder.embed.conv.0.bias",
+        "encoder.encoders.1.self_attn.linear_k.bias",
+        "encoder.encoders.0.conv_module.depthwise_conv.bias",
+        "encoder.after_norm.weight",
+    ],
+)
+def test_a_value_that_is_not_finite_is_refused_by_its_tensor(
+    directory: Path, name: str, value: float
+) -> None:
+    edit_weights(directory, lambda w: w[name].view(-1)[3:5].fill_(value))
+    with pytest.raises(CheckpointError, match=rf"2 of \d+ values of '{name}' are not finite"):
+        load_wenet(directory)
+
+
+def test_values_that_fold_to_no_number_are_refused_by_what_they_make(directory: Path) -> None:
+    def give_batch_norm(weights: dict[str, Any]) -> None:
+        for name in [name for name in weights if name.endswith("conv_module.norm.weight")]:
+            norm = name.removesuffix(".weight")
+            weights[f"{norm}.running_mean"] = torch.zeros(64)
+            weights[f"{norm}.running_var"] = torch.full((64,), -1.0 if ".1." in name else 1.0)
+
+    edit_yaml(directory, cnn_module_norm="batch_norm")
+    edit_weights(directory, give_batch_norm)
+    with pytest.raises(CheckpointError, match=r"'layers.1.convolution.depthwise.* not finite"):
+        load_wenet(directory)
+
+
+def test_nonsense_in_a_tensor_that_nobody_reads_is_no_fault(directory: Path) -> None:
+    edit_weights(directory, lambda w: w.update({"teacher.weight": torch.full((2,), math.nan)}))
+    assert load_wenet(directory).model.vocab_size == 96
 
 
 def test_weights_of_another_size_are_refused(directory: Path) -> None:

@@ -337,3 +337,14 @@ def test_a_decoder_that_cannot_be_used_costs_rescoring_alone(
         assert word in checkpoint.decoder.reason
     assert len(checkpoint.decoder.reason) < 300
     assert f"event=no_rescoring {checkpoint.decoder.reason[:20]}" in caplog.text
+
+
+def test_a_decoder_of_values_that_are_not_finite_costs_rescoring_alone(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint")
+    weights = torch.load(directory / "final.pt", weights_only=True)
+    name = next(name for name in weights if name.startswith("decoder."))
+    weights[name].view(-1)[0] = torch.nan
+    torch.save(weights, directory / "final.pt")
+    decoder = load_wenet(directory).decoder
+    assert isinstance(decoder, NoDecoder)
+    assert f"values of '{name}' are not finite" in decoder.reason

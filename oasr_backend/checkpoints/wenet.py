@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.acoustic_model import AcousticModel
-from oasr_backend.checkpoints.weights import Weights, copy_layer, load_strictly, take
+from oasr_backend.checkpoints.weights import Weights, copy_layer, load_strictly, take, take_bias
 from oasr_backend.checkpoints.wenet_config import conformer_config, fbank_config, read_train_yaml
 from oasr_backend.checkpoints.wenet_decoder import load_decoder
 from oasr_backend.encoders.conformer import ConformerConfig, ConformerEncoder
@@ -187,7 +187,7 @@ def _convolution(source: Weights, target: Weights, old: str, new: str, *, batch_
     copy_layer(source, target, f"{module}.pointwise_conv1", f"{new}.gate")
     copy_layer(source, target, f"{module}.pointwise_conv2", f"{new}.project")
     kernel_DK = take(source, f"{module}.depthwise_conv.weight").squeeze(1)
-    bias_D = source.get(f"{module}.depthwise_conv.bias", torch.zeros(kernel_DK.shape[0]))
+    bias_D = take_bias(source, f"{module}.depthwise_conv.bias", kernel_DK.shape[0])
     rest_D = F.glu(target[f"{new}.gate.bias"], dim=0)
     # The state is kept relative to the gate of a zero frame; the bias gives that part back.
     bias_D = bias_D + rest_D * kernel_DK.sum(1)
