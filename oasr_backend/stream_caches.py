@@ -22,12 +22,19 @@ from oasr_backend.cache import (
     StreamHandle,
     StreamSlotPool,
 )
-from oasr_backend.cache.sizing import sized
+from oasr_backend.cache.sizing import (
+    affordable_blocks,
+    available_bytes,
+    block_bytes,
+    block_range,
+    sized,
+)
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
+from oasr_backend.errors import ConfigError
 from oasr_backend.rescoring import NoDecoder, Rescorer
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
@@ -39,7 +46,8 @@ def build_cache_config(
 ) -> CacheConfig:
     """The cache geometry of an encoder under the server's settings.
 
-    A trained attention window overrides `num_left_chunks`. Raises ConfigError with the arithmetic.
+    A trained attention window overrides `num_left_chunks`. Raises ConfigError with the arithmetic,
+    in terms of those settings.
     """
     num_left_chunks = config.num_left_chunks
     if spec.attention_window_frames is not None:
@@ -53,7 +61,7 @@ def build_cache_config(
         chunk_size=config.chunk_size,
         num_left_chunks=num_left_chunks,
         block_size_frames=config.block_size_frames,
-        max_num_blocks=config.max_num_blocks or None,
+        max_num_blocks=None,
         max_blocks_per_seq=config.max_blocks_per_seq,
         max_batch_size=config.max_streams,
         device=device,
@@ -66,9 +74,47 @@ def build_cache_config(
         # No row is ever longer than the peak.
         geometry = replace(geometry, max_blocks_per_seq=geometry.peak_blocks)
     if config.max_num_blocks:
-        return geometry
-    on_cpu = device.type == "cpu"
-    return sized(geometry, budget_bytes=config.cpu_kv_budget_mib << 20 if on_cpu else None)
+        _check_stated_pool(config, geometry)
+        return replace(geometry, max_num_blocks=config.max_num_blocks)
+    budget_bytes = config.cpu_kv_budget_mib << 20 if device.type == "cpu" else None
+    _check_memory(config, geometry, budget_bytes)
+    return sized(geometry, budget_bytes=budget_bytes)
+
+
+def _check_stated_pool(config: ServingConfig, geometry: CacheConfig) -> None:
+    per_stream = geometry.peak_blocks or 1
+    needed = config.max_streams * per_stream
+    if config.max_num_blocks < needed:
+        raise ConfigError(
+            f"max_num_blocks={config.max_num_blocks} is less than the {needed} blocks that "
+            f"max_streams={config.max_streams} streams need, {per_stream} each; raise "
+            f"max_num_blocks, set it to 0 for what is needed, or {_less_need(geometry)}"
+        )
+
+
+def _check_memory(config: ServingConfig, geometry: CacheConfig, budget_bytes: int | None) -> None:
+    needed, _ = block_range(geometry)
+    available, words = available_bytes(geometry, budget_bytes)
+    if affordable_blocks(geometry, available) >= needed:
+        return
+    need_mib = -(-needed * block_bytes(geometry) >> 20)
+    if budget_bytes is None:
+        limit = f"{geometry.device} has {max(0, available) >> 20} MiB for it ({words}, in bytes)"
+        more = "free memory of that GPU"
+    else:
+        limit = f"cpu_kv_budget_mib={config.cpu_kv_budget_mib}"
+        more = f"set cpu_kv_budget_mib={need_mib}"
+    raise ConfigError(
+        f"the K/V pool of max_streams={config.max_streams} streams needs {need_mib} MiB ({needed} "
+        f"blocks of {block_bytes(geometry)} bytes), but {limit}; {more}, or {_less_need(geometry)}"
+    )
+
+
+def _less_need(geometry: CacheConfig) -> str:
+    if geometry.prefill_kv_window or geometry.num_left_chunks == 0:
+        return "lower max_streams"
+    less = "num_left_chunks" if geometry.evicts else "bound the history with num_left_chunks"
+    return f"lower max_streams or {less}"
 
 
 class StreamCaches:

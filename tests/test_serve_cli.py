@@ -94,12 +94,18 @@ def _lose_cmvn(folder: Path) -> None:
         ([], _cut, ["final.pt (100000 bytes)", "damaged", "copy it again"]),
         ([], _lose_cmvn, ["global_cmvn does not exist", "Copy it there"]),
         (["--set", "num_left_chunk=4"], None, ["'num_left_chunk'; did you mean 'num_left_chunks'"]),
-        (["--set", "chunk_size=wide"], None, ["chunk_size='wide' is not an integer"]),
+        (
+            ["--set", "chunk_size=wide"],
+            None,
+            ["chunk_size='wide' is not an integer; write one such as 16"],
+        ),
         (
             ["--set", "stream_idle_timeout_s=60"],
             None,
             ["must exceed Triton's max_sequence_idle_microseconds (60 s)"],
         ),
+        (["--device", "cuda:99"], None, ["device='cuda:99'", "GPU", "; set device"]),
+        (["--set", "cpu_kv_budget_mib=1"], None, ["max_streams=256", "set cpu_kv_budget_mib="]),
     ],
 )
 def test_check_only_says_in_one_line_why_the_model_would_not_load(

@@ -49,9 +49,9 @@ def derive_max_num_blocks(
     fits, up to what the block table addresses. Of a device, `utilisation` of the whole memory less
     what is in use less `reserve_bytes` (activations) may be taken. Raises ConfigError with the sum.
     """
-    floor, ceiling = _block_range(config)
-    available, origin = _available(config, budget_bytes, utilisation, reserve_bytes)
-    affordable = max(0, available) // max(1, block_bytes(config))
+    floor, ceiling = block_range(config)
+    available, origin = available_bytes(config, budget_bytes, utilisation, reserve_bytes)
+    affordable = affordable_blocks(config, available)
     if affordable < floor:
         raise ConfigError(
             f"the K/V pool needs at least {floor} blocks of {block_bytes(config)} bytes = "
@@ -72,7 +72,13 @@ def sized(config: CacheConfig, *, budget_bytes: int | None = None) -> CacheConfi
     return replace(config, max_num_blocks=derive_max_num_blocks(config, budget_bytes=budget_bytes))
 
 
-def _block_range(config: CacheConfig) -> tuple[int, int]:
+def affordable_blocks(config: CacheConfig, available: int) -> int:
+    """Blocks that so many bytes hold."""
+    return max(0, available) // max(1, block_bytes(config))
+
+
+def block_range(config: CacheConfig) -> tuple[int, int]:
+    """The fewest blocks that all streams need together, and the most that they can use."""
     if config.peak_blocks is not None:
         exact = config.max_batch_size * config.peak_blocks
         return exact, exact
@@ -80,10 +86,13 @@ def _block_range(config: CacheConfig) -> tuple[int, int]:
     return config.max_batch_size * least, config.max_batch_size * config.max_blocks_per_seq
 
 
-def _available(
-    config: CacheConfig, budget_bytes: int | None, utilisation: float, reserve_bytes: int
+def available_bytes(
+    config: CacheConfig,
+    budget_bytes: int | None,
+    utilisation: float = DEFAULT_UTILISATION,
+    reserve_bytes: int = DEFAULT_RESERVE_BYTES,
 ) -> tuple[int, str]:
-    """Bytes, and the sum in words."""
+    """Bytes for the pool, and the sum in words. Raises ConfigError where none can be told."""
     if budget_bytes is not None:
         return budget_bytes, "the budget"
     if torch.device(config.device).type != "cuda":

@@ -1,0 +1,99 @@
+"""The K/V pool under the server's settings: what does not fit is said in their names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from oasr_backend.config import ServingConfig
+from oasr_backend.encoders import EncoderSpec
+from oasr_backend.errors import ConfigError
+from oasr_backend.stream_caches import build_cache_config
+
+MIB = 1 << 20
+#: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.
+SPEC = EncoderSpec(
+    num_mel_bins=80,
+    subsampling_rate=4,
+    right_context_frames=6,
+    model_dim=256,
+    num_kv_layers=12,
+    num_kv_heads=4,
+    head_dim=64,
+    conv_kernel_size=15,
+)
+CPU = torch.device("cpu")
+
+
+def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
+    config = ServingConfig(**settings).with_defaults(on_gpu=device.type == "cuda")
+    return build_cache_config(config, SPEC, device=device, dtype=torch.float32).pool_blocks
+
+
+def refusal(device: torch.device = CPU, **settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        pool_blocks(device, **settings)
+    text = str(caught.value)
+    assert "max_batch_size" not in text
+    return text
+
+
+def test_the_pool_is_what_its_streams_need() -> None:
+    assert pool_blocks(max_streams=10) == 50
+    assert pool_blocks(max_streams=10, max_num_blocks=99) == 99
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_streams": 20000},
+        {"cpu_kv_budget_mib": 1},
+        {"cpu_kv_budget_mib": 1, "num_left_chunks": -1},
+        {"cpu_kv_budget_mib": 1, "num_left_chunks": 0, "max_streams": 10},
+    ],
+)
+def test_too_small_a_budget_names_one_that_is_enough(settings: dict[str, int]) -> None:
+    text = refusal(**settings)
+    config = ServingConfig(**settings).with_defaults(on_gpu=False)
+    assert f"max_streams={config.max_streams} streams" in text
+    assert f"but cpu_kv_budget_mib={config.cpu_kv_budget_mib}; set cpu_kv_budget_mib=" in text
+    enough = int(text.rpartition("set cpu_kv_budget_mib=")[2].partition(",")[0])
+    assert pool_blocks(**{**settings, "cpu_kv_budget_mib": enough}) >= config.max_streams
+    assert refusal(**{**settings, "cpu_kv_budget_mib": enough - 1})
+
+
+@pytest.mark.parametrize("num_left_chunks", [4, 0, -1])
+def test_too_few_stated_blocks_are_refused_with_the_number_that_is_enough(
+    num_left_chunks: int,
+) -> None:
+    text = refusal(max_num_blocks=1, num_left_chunks=num_left_chunks)
+    assert "max_num_blocks=1 is less than the " in text
+    assert "max_streams=256 streams need" in text
+    enough = int(text.partition("less than the ")[2].partition(" ")[0])
+    settings = {"num_left_chunks": num_left_chunks}
+    assert pool_blocks(max_num_blocks=enough, **settings) == enough
+    assert refusal(max_num_blocks=enough - 1, **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_left_chunks", "way_out"),
+    [
+        (4, "or lower max_streams or num_left_chunks"),
+        (0, "or lower max_streams"),
+        (-1, "or lower max_streams or bound the history with num_left_chunks"),
+    ],
+)
+def test_the_ways_out_are_those_that_are_left(num_left_chunks: int, way_out: str) -> None:
+    assert refusal(cpu_kv_budget_mib=1, num_left_chunks=num_left_chunks).endswith(f", {way_out}")
+    assert refusal(max_num_blocks=1, num_left_chunks=num_left_chunks).endswith(f", {way_out}")
+
+
+def test_a_gpu_without_room_is_told_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (600 * MIB, 1000 * MIB))
+    text = refusal(torch.device("cuda:1"), max_streams=200)
+    assert "cuda:1 has 244 MiB for it" in text
+    assert "free memory of that GPU" in text
+    assert "cpu_kv_budget_mib" not in text
+    assert pool_blocks(torch.device("cuda:1"), max_streams=100) == 500
