@@ -16,7 +16,7 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from oasr_backend.serve.group import running_in_group
+from oasr_backend.serve.group import dead_stubs, running_in_group
 from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
 from tests.conftest import MODEL_REPOSITORY
@@ -62,10 +62,12 @@ STEP_S = 0.6
 def test_a_configuration_that_cannot_work_is_refused_at_load(
     variant_server: VariantServer, variant: Variant, words: list[str]
 ) -> None:
+    dead = set(dead_stubs(variant_server.server.pid))
     with pytest.raises(InferenceServerException) as caught:
         variant_server.load(variant)
     for word in words:
         assert word in str(caught.value.message())
+    assert set(dead_stubs(variant_server.server.pid)) <= dead, "oasr-serve would end the server"
 
 
 def test_a_reload_forgets_its_streams_and_says_so(
@@ -280,12 +282,31 @@ def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(
     variant = Variant("doomed", checkpoint_dir=GOLDEN)
     with variant_server.loaded(variant) as model, model.wire() as wire:
         wire.send(1, recordings[0], "S")
-        os.kill(stub_of(model), signal.SIGKILL)
+        stub = stub_of(model)
+        os.kill(stub, signal.SIGKILL)
         for stream_id, flags in ((1, ""), (2, "S")):
             begin_s = time.monotonic()
             with pytest.raises(InferenceServerException):
                 wire.send(stream_id, recordings[0], flags)
             assert time.monotonic() - begin_s < 10.0
+        assert stub in dead_stubs(variant_server.server.pid)
+
+
+def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
+    variant_server: VariantServer,
+) -> None:
+    with variant_server.loaded(Variant("buried", checkpoint_dir=GOLDEN)) as model:
+        stub = stub_of(model)
+        assert stub not in dead_stubs(model.server.pid)
+        os.kill(stub, signal.SIGKILL)
+        wait_until(
+            lambda: dead_stubs(model.server.pid).get(stub) == -signal.SIGKILL,
+            timeout_s=5,
+            what="the stub is dead",
+        )
+    wait_until(
+        lambda: stub not in dead_stubs(model.server.pid), timeout_s=10, what="it is collected"
+    )
 
 
 def stub_of(model: LoadedModel) -> int:
