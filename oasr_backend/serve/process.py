@@ -139,13 +139,17 @@ class TritonServer:
             time.sleep(_POLL_S)
 
     def is_ready(self) -> bool:
-        """Whether the server answers and every model of the repository is loaded."""
+        """Whether every port of the server answers and every model of the repository is loaded."""
         names = model_names(self.settings.model_repository)
         # With explicit control only the models named by --load-model are loaded.
         if any(flag.startswith("--model-control-mode") for flag in self.settings.extra_flags):
             names = []
-        paths = [f"models/{name}/ready" for name in names]
-        is_ready = all(self._answers_ok(path) for path in ["health/ready", *paths])
+        paths = ["health/ready", *(f"models/{name}/ready" for name in names)]
+        urls = [f"http://{self.http_url}/v2/{path}" for path in paths]
+        # Triton opens this port last.
+        if not any(flag.startswith("--allow-metrics") for flag in self.settings.extra_flags):
+            urls.append(self.metrics_url)
+        is_ready = all(map(_answers_ok, urls))
         self._was_ready = self._was_ready or is_ready
         return is_ready
 
@@ -207,7 +211,7 @@ class TritonServer:
         return self._process
 
     def _may_hold_requests(self) -> bool:
-        return self._was_ready or self._answers_ok("health/live")
+        return self._was_ready or _answers_ok(f"http://{self.http_url}/v2/health/live")
 
     def _drain(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
         begin_s = time.monotonic()
@@ -240,13 +244,6 @@ class TritonServer:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         return self.log_path.open("wb")
 
-    def _answers_ok(self, path: str) -> bool:
-        try:
-            with _OPENER.open(f"http://{self.http_url}/v2/{path}", timeout=2.0) as response:
-                return bool(response.status == 200)
-        except (OSError, ValueError):
-            return False
-
     def _failure(self, what: str) -> str:
         if self._relay is not None and self.exit_status is not None:
             self._relay.join(_RELAY_WAIT_S)
@@ -268,6 +265,14 @@ class TritonServer:
             self._guard.release()
         if self._relay is not None:
             self._relay.join(_RELAY_WAIT_S)
+
+
+def _answers_ok(url: str) -> bool:
+    try:
+        with _OPENER.open(url, timeout=2.0) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False
 
 
 def local_settings(
