@@ -69,7 +69,7 @@ class Admission:
             stream = self._open(chunk, now_s) if chunk.is_first else self._find(chunk, now_s)
             self._accept(stream, chunk)
         except OasrError as error:
-            raise self._refusal(chunk, error) from None
+            raise self._refusal(chunk, error.without_history()) from None
         stream.is_served = True
         self._metrics.audio_s += chunk.samples_S.size / stream.options.sample_rate
         return stream

@@ -205,8 +205,7 @@ class Engine:
     def _refuse(self, turn: Turn, error: OasrError) -> None:
         self.metrics.rejected[type(error).__name__] += 1
         self._refusals.note(turn.request.stream_id, error)
-        # A traceback keeps the frames that it passed, and with them this turn and its audio.
-        turn.result = ChunkResult(error=error.with_traceback(None))
+        turn.result = ChunkResult(error=error.without_history())
 
     def _step(self, streams: Sequence[Stream]) -> None:
         begin_s = time.perf_counter()

@@ -26,6 +26,11 @@ class OasrError(Exception):
 
     triton_code = "INTERNAL"
 
+    def without_history(self) -> OasrError:
+        """Itself, without the frames that it passed: they would keep a request's audio alive."""
+        self.__context__ = self.__cause__ = None
+        return self.with_traceback(None)
+
 
 class ConfigError(OasrError, ValueError):
     triton_code = "INVALID_ARG"

@@ -139,7 +139,7 @@ def _never() -> bool:
 
 def _fault(error: Exception) -> OasrError:
     if isinstance(error, OasrError):
-        return error.with_traceback(None)
+        return error.without_history()
     logger.error("event=unreadable_request", exc_info=error)
     return InvalidRequestError(
         f"the request cannot be read ({error!r}); config.pbtxt tells what it may hold"

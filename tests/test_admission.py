@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -379,3 +381,35 @@ def test_a_full_server_does_not_take_a_stream_that_is_being_served_for_dead() ->
     while not turn.is_done:
         engine.step()
     assert ask_one(engine, "a", flags="E").text == text_alone(noise(1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "wrong"),
+    [
+        ("S", {"parameters": {"sample_rat": 16000}}),
+        ("", {"parameters": {"late": 1}}),
+        ("E", {"parameters": {"chunk_seq": 3}}),
+        ("", {"fault": InvalidRequestError("unreadable")}),
+        ("", {"is_cancelled": lambda: True}),
+        ("stranger", {}),
+    ],
+    ids=["option", "late option", "number", "tensors", "cancelled", "unknown stream"],
+)
+def test_a_refusal_lets_go_of_the_audio_without_the_garbage_collector(
+    flags: str, wrong: dict[str, Any]
+) -> None:
+    engine, audio = golden_engine(), noise(1)
+    if flags != "stranger":
+        ask_one(engine, "a", noise(2), flags="S")
+    gone = weakref.ref(audio)
+    gc.disable()
+    try:
+        (turn,) = engine.submit([chunk("a", audio, flags=flags.removeprefix("stranger"), **wrong)])
+        assert turn.result is not None
+        assert turn.result.error is not None
+        result = turn.result
+        del turn, audio
+        assert gone() is None, "an error's frames keep it"
+        assert result.error is not None
+    finally:
+        gc.enable()
