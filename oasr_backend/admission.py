@@ -77,8 +77,8 @@ class Admission:
     def _refusal(self, chunk: AudioChunk, error: OasrError) -> OasrError:
         """The error with what becomes of the stream, which is closed if it cannot go on."""
         is_cancelled = isinstance(error, StreamCancelledError)
-        if chunk.stream_id in self._streams and (chunk.is_first or chunk.is_last or is_cancelled):
-            stream = self._streams.get(chunk.stream_id, now_s=0.0)
+        stream = self._streams.find(chunk.stream_id)
+        if stream is not None and (chunk.is_first or chunk.is_last or is_cancelled):
             self._close(stream, reason="cancelled" if is_cancelled else "refused")
         if not isinstance(error, InvalidRequestError) or isinstance(error, UnknownStreamError):
             return error
@@ -107,10 +107,11 @@ class Admission:
         return len(idle)
 
     def _open(self, chunk: AudioChunk, now_s: float) -> Stream:
-        if chunk.stream_id in self._streams:
+        previous = self._streams.find(chunk.stream_id)
+        if previous is not None:
             # Also when the START itself is refused: for Triton the old sequence has ended.
             self._metrics.conflicts += 1
-            self._close(self._streams.get(chunk.stream_id, now_s=now_s), reason="replaced")
+            self._close(previous, reason="replaced")
         if chunk.fault is not None:
             raise chunk.fault
         options = StreamOptions.from_parameters(chunk.parameters, self._defaults)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from oasr_backend.cache import CtcStateCacheManager, StreamHandle
 from oasr_backend.cache.device import to_device
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, StreamState
 from oasr_backend.decoders.arpa import load_arpa
 from oasr_backend.decoders.base import Tail
 from oasr_backend.decoders.bias import PrefixScorer
@@ -31,6 +31,8 @@ from oasr_backend.spelling import HotwordSpelling
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis, StreamId
+
+ReadT = TypeVar("ReadT")
 
 
 def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
@@ -216,32 +218,21 @@ class StreamDecoders:
     ) -> list[Hypothesis]:
         """Each stream's best hypothesis, without its first `skips` tokens; no device work."""
         skips = [0] * len(stream_ids) if skips is None else skips
-        found: dict[int, Hypothesis] = {}
-        for kind, rows in self._rows_by_kind(stream_ids).items():
-            manager = self._decoders[kind].manager
-            states = manager.get_states([stream_ids[row] for row in rows])
-            best = manager.decoder.best_batch(states, skips=[skips[row] for row in rows])
-            found.update(zip(rows, best, strict=True))
-        if self._rescored:
-            for row, stream_id in enumerate(stream_ids):
-                if stream_id in self._rescored:
-                    found[row] = self._rescored[stream_id][0].without_first(skips[row])
-        return [found[row] for row in range(len(stream_ids))]
+        found = self._read(
+            stream_ids, skips, lambda decoder, states, own: decoder.best_batch(states, skips=own)
+        )
+        for row, best in self._rescored_rows(stream_ids):
+            found[row] = best.without_first(skips[row])
+        return found
 
     def tails(self, stream_ids: Sequence[StreamId], skips: Sequence[int]) -> list[Tail]:
         """What a transcript needs of each stream whose first `skips` tokens it has already."""
-        found: dict[int, Tail] = {}
-        for kind, rows in self._rows_by_kind(stream_ids).items():
-            manager = self._decoders[kind].manager
-            states = manager.get_states([stream_ids[row] for row in rows])
-            tails = manager.decoder.tails(states, [skips[row] for row in rows])
-            found.update(zip(rows, tails, strict=True))
-        if self._rescored:
-            for row, stream_id in enumerate(stream_ids):
-                if stream_id in self._rescored:
-                    best = self._rescored[stream_id][0]
-                    found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
-        return [found[row] for row in range(len(stream_ids))]
+        found = self._read(
+            stream_ids, skips, lambda decoder, states, own: decoder.tails(states, own)
+        )
+        for row, best in self._rescored_rows(stream_ids):
+            found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
+        return found
 
     def nbest(self, stream_id: StreamId, count: int) -> list[Hypothesis]:
         """The `count` best hypotheses of one stream, or as many as there are; best first."""
@@ -294,6 +285,28 @@ class StreamDecoders:
             raise UnknownStreamError(
                 f"stream {stream_id!r} has no decoder; allocate_stream() comes first"
             ) from None
+
+    def _read(
+        self,
+        stream_ids: Sequence[StreamId],
+        skips: Sequence[int],
+        read: Callable[[GpuStreamingDecoder, list[StreamState], list[int]], list[ReadT]],
+    ) -> list[ReadT]:
+        """What `read` tells of each stream, asked once of every kind of decoder."""
+        found: dict[int, ReadT] = {}
+        for kind, rows in self._rows_by_kind(stream_ids).items():
+            manager = self._decoders[kind].manager
+            states = manager.get_states([stream_ids[row] for row in rows])
+            told = read(manager.decoder, states, [skips[row] for row in rows])
+            found.update(zip(rows, told, strict=True))
+        return [found[row] for row in range(len(stream_ids))]
+
+    def _rescored_rows(self, stream_ids: Sequence[StreamId]) -> list[tuple[int, Hypothesis]]:
+        """Which of the streams were rescored, with their best hypothesis."""
+        if not self._rescored:
+            return []
+        rows = enumerate(stream_ids)
+        return [(row, self._rescored[one][0]) for row, one in rows if one in self._rescored]
 
     def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> Mapping[DecoderKind, Sequence[int]]:
         if len(self._decoders) == 1:

@@ -14,7 +14,7 @@ from oasr_backend.errors import (
     StreamLimitError,
     UnknownStreamError,
 )
-from oasr_backend.features import MODEL_RATE_HZ, AudioBuffer, StreamingResampler
+from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Samples, StreamId
 
@@ -44,8 +44,7 @@ class Stream:
     options: StreamOptions
     context: StreamContext[StreamHandle] | None
     audio: AudioBuffer
-    # None where the samples have the model's rate.
-    resampler: StreamingResampler | None
+    resampler: StreamingResampler
     # When its last request came, or was answered if that is done.
     last_heard_s: float
     # A request of it waits for its answer; until then it is not idle, however long that takes.
@@ -89,12 +88,9 @@ class Stream:
         if self.next_chunk_seq is not None:
             self.next_chunk_seq += 1
         self.num_input_samples += samples_S.size
-        if self.resampler is not None:
-            samples_S = self.resampler.accept(samples_S)
-        self.audio.accept(samples_S)
+        self.audio.accept(self.resampler.accept(samples_S))
         if is_last:
-            if self.resampler is not None:
-                self.audio.accept(self.resampler.finish())
+            self.audio.accept(self.resampler.finish())
             self.audio.finish(tail_padding=tail_padding)
 
 
@@ -146,12 +142,16 @@ class StreamRegistry:
             options=options,
             context=self._open_context(generation, options),
             audio=self._new_buffer(),
-            resampler=_resampler(options.sample_rate),
+            resampler=StreamingResampler(options.sample_rate),
             last_heard_s=now_s,
         )
         self._next_generation += 1
         self._streams[stream_id] = stream
         return stream
+
+    def find(self, stream_id: StreamId) -> Stream | None:
+        """The stream of that id, if one is open; nobody counts as heard for it."""
+        return self._streams.get(stream_id)
 
     def get(self, stream_id: StreamId, *, now_s: float) -> Stream:
         """Raises UnknownStreamError when no such stream is open."""
@@ -184,7 +184,3 @@ class StreamRegistry:
         for stream in idle:
             self.close(stream)
         return idle
-
-
-def _resampler(rate_hz: int) -> StreamingResampler | None:
-    return None if rate_hz == MODEL_RATE_HZ else StreamingResampler(rate_hz, MODEL_RATE_HZ)

@@ -23,6 +23,7 @@ from oasr_backend.types import (
     ParameterValue,
     Samples,
     StreamId,
+    never,
 )
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
         parameters=parameters,
         is_pcm16=is_pcm16,
         wants_result="RESULT" in request.requested_output_names(),
-        is_cancelled=request.is_cancelled if asks_cancelled else _never,
+        is_cancelled=request.is_cancelled if asks_cancelled else never,
         fault=fault,
     )
 
@@ -131,10 +132,6 @@ class MetricsPublisher:
             labels = {**self._labels, **sample.labels}
             self._metrics[key] = self._families[sample.name].Metric(labels=labels)
         return self._metrics[key]
-
-
-def _never() -> bool:
-    return False
 
 
 def _fault(error: Exception) -> OasrError:

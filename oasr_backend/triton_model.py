@@ -14,7 +14,7 @@ from typing import Any
 
 from oasr_backend.engine import Engine
 from oasr_backend.metrics import Sample, heartbeat
-from oasr_backend.model_load import device_of, load_engine, read_config
+from oasr_backend.model_load import load_engine, read_config
 from oasr_backend.triton_io import (
     MetricsPublisher,
     answer_now,
@@ -59,7 +59,7 @@ class TritonModel:
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
             config.resolve_checkpoint(Path(args["model_repository"])),
-            device_of(config.device, args),
+            self._engine.caches.config.device,
             self._engine.config.max_streams,
         )
 

@@ -25,7 +25,8 @@ ParameterValue = bool | int | float | str
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
-def _never() -> bool:
+def never() -> bool:
+    """What is asked of a request that nobody can cancel."""
     return False
 
 
@@ -65,7 +66,7 @@ class AudioChunk(NamedTuple):
     wants_result: bool = False
     # From PCM16: finite and inside [-1, 1] by construction.
     is_pcm16: bool = False
-    is_cancelled: Callable[[], bool] = _never
+    is_cancelled: Callable[[], bool] = never
     # Why the request cannot be read; it then brings no samples.
     fault: OasrError | None = None
 

@@ -1,13 +1,12 @@
 """Audio in, normalised log-mel features out: buffering, resampling, filterbank, CMVN."""
 
-from oasr_backend.features.audio_buffer import MODEL_RATE_HZ, AudioBuffer, WindowGeometry
+from oasr_backend.features.audio_buffer import AudioBuffer, WindowGeometry
 from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
 from oasr_backend.features.resample import StreamingResampler
 
 __all__ = [
-    "MODEL_RATE_HZ",
     "AudioBuffer",
     "FbankConfig",
     "GlobalCmvn",

@@ -149,7 +149,7 @@ class TritonServer:
         # Triton opens this port last.
         if not any(flag.startswith("--allow-metrics") for flag in self.settings.extra_flags):
             urls.append(self.metrics_url)
-        is_ready = all(map(_answers_ok, urls))
+        is_ready = all(_read(url) is not None for url in urls)
         self._was_ready = self._was_ready or is_ready
         return is_ready
 
@@ -211,7 +211,7 @@ class TritonServer:
         return self._process
 
     def _may_hold_requests(self) -> bool:
-        return self._was_ready or _answers_ok(f"http://{self.http_url}/v2/health/live")
+        return self._was_ready or _read(f"http://{self.http_url}/v2/health/live") is not None
 
     def _drain(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
         begin_s = time.monotonic()
@@ -221,18 +221,10 @@ class TritonServer:
             if now_s - begin_s > grace_s:
                 logger.warning("tritonserver %d ignored SIGTERM for %s s", self.pid, grace_s)
                 return
-            if drain.is_over(self._metrics(), now_s):
+            if drain.is_over(_read(self.metrics_url, timeout_s=1.0) or "", now_s):
                 self._has_drained = True
                 return
             time.sleep(_POLL_S)
-
-    def _metrics(self) -> str:
-        """The metrics page; empty when there is none."""
-        try:
-            with _OPENER.open(self.metrics_url, timeout=1.0) as response:
-                return str(response.read().decode())
-        except (OSError, ValueError):
-            return ""
 
     def _open_log(self) -> contextlib.AbstractContextManager[IO[bytes] | int]:
         if self._inherit_output:
@@ -267,12 +259,13 @@ class TritonServer:
             self._relay.join(_RELAY_WAIT_S)
 
 
-def _answers_ok(url: str) -> bool:
+def _read(url: str, *, timeout_s: float = 2.0) -> str | None:
+    """The page; None where there is no answer, or another than 200."""
     try:
-        with _OPENER.open(url, timeout=2.0) as response:
-            return bool(response.status == 200)
+        with _OPENER.open(url, timeout=timeout_s) as response:
+            return str(response.read().decode()) if response.status == 200 else None
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def local_settings(
