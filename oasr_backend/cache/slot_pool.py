@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from oasr_backend.errors import (
@@ -25,7 +25,8 @@ class StreamSlotPool:
         if capacity < 1:
             raise ConfigError(f"capacity={capacity} must be at least 1")
         self.capacity = capacity
-        self._free_slots = deque(range(capacity))
+        # Ordered, and a slot is found in it without a search.
+        self._free_slots = OrderedDict.fromkeys(range(capacity))
         self._bound: dict[StreamId, int] = {}
         self._bindings: dict[StreamId, int] = {}
 
@@ -36,21 +37,22 @@ class StreamSlotPool:
     def allocate(self) -> int:
         if not self._free_slots:
             raise PoolExhaustedError("StreamSlotPool", requested=1, free=0, total=self.capacity)
-        return self._free_slots.popleft()
+        slot_id, _ = self._free_slots.popitem(last=False)
+        return slot_id
 
     def claim(self, slot_id: int) -> int:
         """Takes the very slot that is asked for."""
         self._check_range(slot_id)
         if slot_id not in self._free_slots:
             raise StreamStateError(f"slot {slot_id} is already in use")
-        self._free_slots.remove(slot_id)
+        del self._free_slots[slot_id]
         return slot_id
 
     def free(self, slot_id: int) -> None:
         self._check_range(slot_id)
         if slot_id in self._free_slots:
             raise StreamStateError(f"double free: slot {slot_id} is already free")
-        self._free_slots.append(slot_id)
+        self._free_slots[slot_id] = None
 
     def bind(self, stream_id: StreamId) -> int:
         if stream_id not in self._bound:
