@@ -144,7 +144,7 @@ class Engine:
         with self._stepping, self._lock:
             streams = [turn.stream for turn in self._turns.heads() if turn.stream]
             ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
-            going_on = [stream for stream in ready if not self._ends_at_capacity(stream)]
+            going_on = self._without_full(ready)
             if going_on:
                 self._step(going_on)
                 self._turns.stepped(going_on)
@@ -248,8 +248,13 @@ class Engine:
             )
             self._admission.abort(stream, reason="failed")
 
-    def _ends_at_capacity(self, stream: Stream) -> bool:
+    def _without_full(self, streams: Sequence[Stream]) -> Sequence[Stream]:
         """Unlimited history has a ceiling; a stream that reaches it ends with its text so far."""
+        if self.caches.config.evicts:
+            return streams
+        return [stream for stream in streams if not self._ends_at_capacity(stream)]
+
+    def _ends_at_capacity(self, stream: Stream) -> bool:
         if not self.caches.attention.at_capacity(stream.generation):
             return False
         stream.finish_reason = "length"

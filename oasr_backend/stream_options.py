@@ -80,6 +80,8 @@ class StreamOptions:
         cls, parameters: Mapping[str, ParameterValue], defaults: StreamOptions | None = None
     ) -> StreamOptions:
         """Raises InvalidRequestError naming an unknown or ill-typed parameter."""
+        if not parameters:
+            return defaults or cls()
         kinds = {field.name: str(field.type) for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in parameters.items():

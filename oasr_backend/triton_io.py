@@ -34,8 +34,8 @@ _PCM16_SCALE = np.float32(1.0 / 32768.0)
 _NO_SAMPLES: Samples = np.empty(0, dtype=np.float32)
 
 
-def is_warmup(request: Any) -> bool:
-    return request.correlation_id() in WARMUP_IDS
+def is_warmup(chunk: AudioChunk) -> bool:
+    return chunk.stream_id in WARMUP_IDS
 
 
 def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:

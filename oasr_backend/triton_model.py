@@ -23,14 +23,16 @@ from oasr_backend.triton_io import (
     write_response,
 )
 from oasr_backend.turns import Turn
-from oasr_backend.types import ChunkResult
+from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
 _PUBLISHING_INTERVAL_S = 0.05
-#: `execute` steps until its turns are done or so much time has passed: END takes three quick steps.
+#: `execute` takes the steps of an END, which are three, and more while so much time has not passed.
 #: What lasts longer is finished by the backlog, so that nobody waits for another's minute of audio.
+#: An answer of the backlog costs a round trip to the server, one in the list of answers does not.
+_EXECUTE_STEPS = 3
 _EXECUTE_BUDGET_S = 0.02
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
 #: not asked: whoever has gone away is then freed by the idle limit.
@@ -65,27 +67,39 @@ class TritonModel:
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One entry per request, in order; None where the backlog answers later."""
-        live = [request for request in requests if not is_warmup(request)]
-        asks_cancelled = len(live) <= _MOST_CANCEL_CHECKS
-        turns = self._engine.submit(
-            [read_chunk(request, asks_cancelled=asks_cancelled) for request in live]
-        )
-        early = self._answer_refusals(live, turns)
-        deadline_s = time.monotonic() + _EXECUTE_BUDGET_S
-        while not all(turn.is_done for turn in turns):
-            self._engine.step()
-            if time.monotonic() > deadline_s:
-                break
-        answers = iter(
-            [
-                None if index in early else self._respond(request, turn)
-                for index, (request, turn) in enumerate(zip(live, turns, strict=True))
-            ]
-        )
+        asks_cancelled = len(requests) <= _MOST_CANCEL_CHECKS
+        chunks = [read_chunk(request, asks_cancelled=asks_cancelled) for request in requests]
+        if any(is_warmup(chunk) for chunk in chunks):
+            return self._execute_beside_warmups(requests, chunks)
+        return self._execute(requests, chunks)
+
+    def _execute(self, requests: Sequence[Any], chunks: Sequence[AudioChunk]) -> list[Any]:
+        turns = self._engine.submit(chunks)
+        early = self._answer_refusals(requests, turns)
+        self._step_for(turns)
         return [
-            write_response(ChunkResult()) if is_warmup(request) else next(answers)
-            for request in requests
+            None if index in early else self._respond(request, turn)
+            for index, (request, turn) in enumerate(zip(requests, turns, strict=True))
         ]
+
+    def _execute_beside_warmups(
+        self, requests: Sequence[Any], chunks: Sequence[AudioChunk]
+    ) -> list[Any]:
+        live = [index for index, chunk in enumerate(chunks) if not is_warmup(chunk)]
+        own = self._execute([requests[index] for index in live], [chunks[index] for index in live])
+        answers = [write_response(ChunkResult()) for _ in requests]
+        for index, answer in zip(live, own, strict=True):
+            answers[index] = answer
+        return answers
+
+    def _step_for(self, turns: Sequence[Turn]) -> None:
+        """Steps until the turns are done or have taken what one `execute` may."""
+        deadline_s, num_steps = time.monotonic() + _EXECUTE_BUDGET_S, 0
+        while not all(turn.is_done for turn in turns):
+            if num_steps >= _EXECUTE_STEPS and time.monotonic() > deadline_s:
+                break
+            self._engine.step()
+            num_steps += 1
 
     def is_ready(self) -> bool:
         return self._engine.is_healthy

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk, ChunkResult, StreamId
@@ -27,44 +28,51 @@ class TurnQueues:
     """A queue per stream id. Its head is being served; the others wait for the head's answer.
 
     The heads are kept in the order in which their streams were last stepped, so that when more are
-    ready than a step takes, the longest-waiting go first.
+    ready than a step takes, the longest-waiting go first. Few streams have more than a head.
     """
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[StreamId, deque[Turn]] = OrderedDict()
+        self._heads: OrderedDict[StreamId, Turn] = OrderedDict()
+        self._waiting: dict[StreamId, deque[Turn]] = {}
 
     def __len__(self) -> int:
-        return sum(len(queue) for queue in self._queues.values())
+        return len(self._heads) + sum(map(len, self._waiting.values()))
 
     def push(self, stream_id: StreamId, turn: Turn) -> bool:
         """Whether the turn is its stream's head now."""
-        queue = self._queues.setdefault(stream_id, deque())
-        queue.append(turn)
-        return len(queue) == 1
+        if stream_id in self._heads:
+            self._waiting.setdefault(stream_id, deque()).append(turn)
+            return False
+        self._heads[stream_id] = turn
+        return True
 
     def pop(self, stream_id: StreamId) -> Turn | None:
         """Removes the head; returns the next one, if any waits."""
-        queue = self._queues[stream_id]
-        queue.popleft()
-        if queue:
-            return queue[0]
-        del self._queues[stream_id]
-        return None
+        waiting = self._waiting.get(stream_id)
+        if waiting is None:
+            del self._heads[stream_id]
+            return None
+        self._heads[stream_id] = head = waiting.popleft()
+        if not waiting:
+            del self._waiting[stream_id]
+        return head
 
     def head(self, stream_id: StreamId) -> Turn:
-        return self._queues[stream_id][0]
+        return self._heads[stream_id]
 
-    def heads(self) -> Iterator[Turn]:
-        return iter([queue[0] for queue in self._queues.values()])
+    def heads(self) -> list[Turn]:
+        return list(self._heads.values())
 
-    def all(self) -> Iterator[Turn]:
-        return iter([turn for queue in self._queues.values() for turn in queue])
+    def all(self) -> list[Turn]:
+        """The heads, then whoever waits."""
+        return [*self._heads.values(), *chain.from_iterable(self._waiting.values())]
 
     def stepped(self, streams: Sequence[Stream]) -> None:
         """These streams have had their turn; the others come first."""
         for stream in streams:
-            if stream.stream_id in self._queues:
-                self._queues.move_to_end(stream.stream_id)
+            if stream.stream_id in self._heads:
+                self._heads.move_to_end(stream.stream_id)
 
     def clear(self) -> None:
-        self._queues.clear()
+        self._heads.clear()
+        self._waiting.clear()

@@ -103,12 +103,12 @@ def test_the_queue_of_an_id_is_served_one_by_one() -> None:
     assert queues.push("a", first)
     assert not queues.push("a", second)
     assert queues.push("b", other)
-    assert list(queues.heads()) == [first, other]
-    assert list(queues.all()) == [first, second, other]
+    assert queues.heads() == [first, other]
+    assert queues.all() == [first, other, second]
     assert len(queues) == 3
     assert queues.pop("a") is second
     assert queues.pop("a") is None
-    assert list(queues.heads()) == [other]
+    assert queues.heads() == [other]
 
 
 def test_streams_that_were_stepped_go_to_the_back() -> None:
@@ -118,7 +118,7 @@ def test_streams_that_were_stepped_go_to_the_back() -> None:
         queues.push(name, turn)
     ask(engine, chunk("a", flags="S"), chunk("b", flags="S"))
     queues.stepped([engine.streams.get("a", now_s=0.0)])
-    assert list(queues.heads()) == [turns["b"], turns["c"], turns["a"]]
+    assert queues.heads() == [turns["b"], turns["c"], turns["a"]]
     queues.clear()
     assert len(queues) == 0
     queues.stepped([engine.streams.get("b", now_s=0.0)])

@@ -92,9 +92,9 @@ class KvStreams:
         frames = self.config.prefilled_cache_frames
         blocks = self.pool.allocate(-(-frames // self.config.block_size_frames))
         self._states.begin(slot, num_blocks=len(blocks), position=frames)
-        self.tables.append([slot] * len(blocks), range(len(blocks)), blocks)
         self.tables.set_lengths([slot], starts=[0], seqlens=[frames])
         if blocks:
+            self.tables.append([slot] * len(blocks), range(len(blocks)), blocks)
             self._flush(blocks)
 
     def _release_blocks(self, slot: int) -> None:

@@ -10,6 +10,8 @@ from oasr_backend.errors import InvalidRequestError, StreamStateError
 
 Samples = npt.NDArray[np.float32]
 
+_FLOAT32 = np.dtype(np.float32)
+
 MIN_RATE_HZ = 8000
 MAX_RATE_HZ = 48000
 
@@ -55,7 +57,7 @@ class StreamingResampler:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype != np.float32:
+        if samples_S.ndim != 1 or samples_S.dtype != _FLOAT32:
             raise StreamStateError(
                 f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
                 "pass one-dimensional float32"
