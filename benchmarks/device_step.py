@@ -37,18 +37,15 @@ class StepBench:
         self._engine = engine
         self.runner = engine._runner
         self.generations = tuple(range(10_000, 10_000 + width))
-        for generation in self.generations:
-            engine.caches.open(generation)
+        self._contexts = [engine.caches.open(generation) for generation in self.generations]
         generator = np.random.default_rng(0)
         rows = self.runner.staging[:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
         self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
 
     def close(self) -> None:
-        for generation in self.generations:
-            self._engine.caches.attention.free_stream(generation)
-            self._engine.caches.conv.free_stream(generation)
-            self._engine.caches.ctc.free_stream(generation)
+        for context in self._contexts:
+            context.free()
 
     def advance(self) -> torch.Tensor:
         """A whole step with its bookkeeping."""

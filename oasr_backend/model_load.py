@@ -37,8 +37,8 @@ def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     """Raises ConfigError, CheckpointError among them."""
     if config.num_threads:
         torch.set_num_threads(config.num_threads)
-    device = device_of(config.device, args)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = device_of(config.device, args, num_gpus=num_gpus)
     check_gpu(device, config.device, num_gpus=num_gpus)
     checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
     engine = Engine.load(checkpoint_dir, config, device=device)
@@ -46,13 +46,20 @@ def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     return engine
 
 
-def device_of(choice: str, args: Mapping[str, str]) -> str:
-    """The instance's own GPU where it has one, unless the configuration names a device."""
+def device_of(choice: str, args: Mapping[str, str], *, num_gpus: int) -> str:
+    """The instance's own GPU where it has one, unless the configuration names a device.
+
+    A tritonserver that was built without CUDA gives no GPU to any: then they take turns.
+    """
     if choice != "auto":
         return choice
     if args["model_instance_kind"] == "GPU":
         return f"cuda:{args['model_instance_device_id']}"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if not num_gpus:
+        return "cpu"
+    # Triton ends an instance's name with its number.
+    number = args["model_instance_name"].rpartition("_")[2]
+    return f"cuda:{int(number) % num_gpus if number.isdecimal() else 0}"
 
 
 def check_gpu(device: str, choice: str, *, num_gpus: int) -> None:

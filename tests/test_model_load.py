@@ -28,6 +28,7 @@ def arguments(*, kind: str = "CPU", idle_us: str = "60000000", **parameters: str
     return {
         "model_config": json.dumps(config),
         "model_repository": "/nowhere",
+        "model_instance_name": "oasr_streaming_0_0",
         "model_instance_kind": kind,
         "model_instance_device_id": "3",
     }
@@ -60,9 +61,20 @@ def test_a_gpu_beyond_the_last_is_refused_with_those_that_are_there() -> None:
 
 def test_a_gpu_that_triton_chose_is_laid_at_its_door() -> None:
     args = arguments(kind="GPU")
-    device = device_of(ServingConfig().device, args)
+    device = device_of(ServingConfig().device, args, num_gpus=1)
     with pytest.raises(ConfigError, match=r"device='auto' is cuda:3 by .*instance_group, .* none"):
         check_gpu(device, "auto", num_gpus=1)
+
+
+def test_instances_without_a_gpu_of_their_own_take_turns() -> None:
+    args = [arguments() | {"model_instance_name": f"oasr_streaming_0_{i}"} for i in range(5)]
+    assert [device_of("auto", one, num_gpus=2)[-1] for one in args] == ["0", "1", "0", "1", "0"]
+    assert {device_of("auto", one, num_gpus=1) for one in args} == {"cuda:0"}
+    assert {device_of("auto", one, num_gpus=0) for one in args} == {"cpu"}
+    assert {device_of("cuda:1", one, num_gpus=2) for one in args} == {"cuda:1"}
+    assert {device_of("auto", arguments(kind="GPU"), num_gpus=4)} == {"cuda:3"}
+    nameless = arguments() | {"model_instance_name": "main"}
+    assert device_of("auto", nameless, num_gpus=2) == "cuda:0"
 
 
 def test_a_model_is_not_loaded_for_a_gpu_that_is_missing() -> None:

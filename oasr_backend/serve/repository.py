@@ -44,6 +44,7 @@ class ModelConfig:
         return {
             "model_config": json.dumps(config),
             "model_repository": str(self.directory.resolve()),
+            "model_instance_name": f"{self.name}_0_0",
             "model_instance_kind": "AUTO",
             "model_instance_device_id": "0",
         }

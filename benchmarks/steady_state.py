@@ -1,0 +1,111 @@
+"""A long run on a GPU: does a step still take device memory, and how often does it wait?
+
+    python -m benchmarks.steady_state --streams 1024 --minutes 10
+
+Closed loop, as fast as it goes; `--minutes` are those of the audio. Streams begin and end all the
+time. The counters are the allocator's own; the waits are those that the profiler sees the CUDA
+runtime do. The exit status is 1 if device memory was taken after the warm-up, or if a step waits
+for anything but its answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
+from benchmarks.random_checkpoint import write_random_checkpoint
+from benchmarks.report import Figure, Report
+from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
+
+#: Runtime calls after which the host has waited for the device.
+WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")
+_PROFILED_ROUNDS = 20
+
+
+def noise(count: int) -> list[Utterance]:
+    generator = np.random.default_rng(0)
+    shape = (CHUNKS_PER_UTTERANCE, CHUNK_SAMPLES)
+    return [list(generator.normal(0, 0.05, shape).astype(np.float32)) for _ in range(count)]
+
+
+def counters() -> dict[str, int]:
+    """Device memory taken from the driver so far, and what is in use now."""
+    stats = torch.cuda.memory_stats()
+    return {
+        "device allocations": stats["num_device_alloc"],
+        "device frees": stats["num_device_free"],
+        "bytes reserved": stats["reserved_bytes.all.current"],
+        "bytes in use": stats["allocated_bytes.all.current"],
+    }
+
+
+def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[str], int]:
+    """How often the host waited for the device, by call, and in how many steps."""
+    steps_before = sum(engine.metrics.step_width.counts)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(rounds):
+            loop.round()
+    calls = Counter({event.key: event.count for event in profiler.key_averages()})
+    waits = Counter({name: calls[name] for name in WAITS if calls[name]})
+    return waits, sum(engine.metrics.step_width.counts) - steps_before
+
+
+def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:
+    """The report, and whether both promises held."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = ServingConfig(max_streams=num_streams, max_step_streams=num_streams, dtype=dtype)
+        engine = Engine.load(write_random_checkpoint(Path(folder)), config, device="cuda")
+    loop = ClosedLoop(engine, noise(64), num_streams)
+    for _ in range(WARM_UP_ROUNDS):
+        loop.round()
+    waits, num_steps = waits_of(loop, engine, rounds=_PROFILED_ROUNDS)
+    torch.cuda.synchronize()
+    before = counters()
+    rounds = [loop.round() for _ in range(round(minutes * 60 / CHUNK_S))]
+    torch.cuda.synchronize()
+    after = counters()
+    figures = [
+        Figure("round", "ms", [seconds * 1e3 for seconds in rounds]),
+        Figure("waits for the device", "per step", [waits.total() / num_steps]),
+        *(Figure(f"{name}, change", "", [after[name] - before[name]]) for name in before),
+    ]
+    configuration = {
+        "checkpoint": "random, WeNet size",
+        "dtype": dtype,
+        "streams": num_streams,
+        "audio_minutes": minutes,
+        "profiled_steps": num_steps,
+        "waits": dict(waits),
+        "before": before,
+        "after": after,
+    }
+    is_flat = all(after[name] == before[name] for name in list(before)[:3])
+    engine.close()
+    return Report("steady_state", configuration, figures), is_flat and waits.total() <= num_steps
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=1024)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--results", type=Path, help="folder for steady_state.json")
+    chosen = parser.parse_args()
+    report, holds = run(num_streams=chosen.streams, minutes=chosen.minutes, dtype=chosen.dtype)
+    report.show(Console())
+    report.write(*([chosen.results] if chosen.results else []))
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
