@@ -20,7 +20,7 @@ from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
 from oasr_backend.streams import Stream, StreamRegistry
-from oasr_backend.types import AudioChunk, Samples
+from oasr_backend.types import AudioChunk, Pcm16, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _FULL_POWER = 1.0
 #: 32-bit PCM without its scale. What is beyond would overflow a power spectrum into NaN.
 _LARGEST = 2.0**31
 #: The first bytes of a WAV file, read as samples of either type.
-_RIFF_PCM16 = tuple((np.frombuffer(b"RIFF", "<i2") / 32768.0).tolist())
+_RIFF_PCM16 = tuple(np.frombuffer(b"RIFF", "<i2").tolist())
 _RIFF_FP32 = tuple(np.frombuffer(b"RIFF", "<f4").tolist())
 _DECODE = {"mulaw": decode_mulaw, "alaw": decode_alaw}
 
@@ -156,11 +156,11 @@ class Admission:
         samples_S = self._checked_samples(stream, chunk)
         stream.accept(samples_S, is_last=chunk.is_last, tail_padding=self._config.tail_padding)
 
-    def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples:
+    def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples | Pcm16:
         samples_S = chunk.samples_S
         encoding = stream.options.encoding
         if encoding != "pcm":
-            return _DECODE[encoding](_g711_codes(stream, samples_S))
+            return _DECODE[encoding](_g711_codes(stream, chunk))
         if not chunk.is_pcm16:
             self._check_range(stream, samples_S)
         if chunk.is_first and _begins_with_riff(chunk):
@@ -170,7 +170,7 @@ class Admission:
             )
         return samples_S
 
-    def _check_range(self, stream: Stream, samples_S: Samples) -> None:
+    def _check_range(self, stream: Stream, samples_S: Samples | Pcm16) -> None:
         # One pass, and false for NaN too: what is looked at twice is rare.
         if np.dot(samples_S, samples_S) <= samples_S.size * _FULL_POWER:
             return
@@ -217,10 +217,10 @@ def _begins_with_riff(chunk: AudioChunk) -> bool:
     return tuple(chunk.samples_S[: len(riff)].tolist()) == riff
 
 
-def _g711_codes(stream: Stream, samples_S: Samples) -> npt.NDArray[np.uint8]:
-    """The integers that PCM16 carried; `triton_io` has divided them by 32768."""
-    codes_S = samples_S * 32768.0
-    if not (np.isfinite(codes_S).all() and (codes_S >= 0).all() and (codes_S <= 255).all()):
+def _g711_codes(stream: Stream, chunk: AudioChunk) -> npt.NDArray[np.uint8]:
+    codes_S = chunk.samples_S
+    is_byte = chunk.is_pcm16 and ((codes_S >= 0) & (codes_S <= 255)).all()
+    if codes_S.size and not is_byte:
         raise InvalidRequestError(
             f"stream {stream.stream_id!r}: encoding={stream.options.encoding!r} takes one code of "
             "0 .. 255 in each element of PCM16; send codes, or leave encoding out for samples"

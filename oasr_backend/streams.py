@@ -16,7 +16,7 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
-from oasr_backend.types import Samples, StreamId
+from oasr_backend.types import Pcm16, Samples, StreamId
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Stream:
             what = f"expected {expected}; a chunk was lost or repeated: send the expected one"
         raise InvalidRequestError(f"stream {self.stream_id!r}: chunk_seq={number}, {what}")
 
-    def accept(self, samples_S: Samples, *, is_last: bool, tail_padding: bool) -> None:
+    def accept(self, samples_S: Samples | Pcm16, *, is_last: bool, tail_padding: bool) -> None:
         """Buffers a chunk; at the end also what the resampler still holds."""
         if self.next_chunk_seq is not None:
             self.next_chunk_seq += 1

@@ -21,6 +21,7 @@ from oasr_backend.types import (
     AudioChunk,
     ChunkResult,
     ParameterValue,
+    Pcm16,
     Samples,
     StreamId,
     never,
@@ -30,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 #: Requests of Triton's model warm-up carry no sequence; nothing is kept for them.
 WARMUP_IDS = (0, "")
-_PCM16_SCALE = np.float32(1.0 / 32768.0)
 _NO_SAMPLES: Samples = np.empty(0, dtype=np.float32)
 
 
@@ -41,10 +41,11 @@ def is_warmup(chunk: AudioChunk) -> bool:
 def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
     """What one request says, with the fault that is to be its answer if it cannot be read."""
     flags = request.flags()
-    samples_S, is_pcm16, parameters, fault = _NO_SAMPLES, False, NO_PARAMETERS, None
+    samples_S: Samples | Pcm16 = _NO_SAMPLES
+    parameters, fault = NO_PARAMETERS, None
     try:
         parameters = _parameters(request)
-        samples_S, is_pcm16 = _samples(request)
+        samples_S = _samples(request)
     except Exception as error:
         fault = _fault(error)
     return AudioChunk(
@@ -53,7 +54,6 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
         is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
         is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         parameters=parameters,
-        is_pcm16=is_pcm16,
         wants_result="RESULT" in request.requested_output_names(),
         is_cancelled=request.is_cancelled if asks_cancelled else never,
         fault=fault,
@@ -148,21 +148,16 @@ def _stream_id(request: Any) -> StreamId:
     return stream_id if isinstance(stream_id, str) else int(stream_id)
 
 
-def _samples(request: Any) -> tuple[Samples, bool]:
-    """The valid samples of the one audio input, as float32 in [-1, 1], and whether it was PCM16.
-
-    The dtype alone decides the scale: an amplitude says nothing about it.
-    """
+def _samples(request: Any) -> Samples | Pcm16:
+    """The valid samples of the one audio input, of its type, which alone decides their scale."""
     tensors: dict[str, Any] = {tensor.name(): tensor for tensor in request.inputs()}
     wav, pcm16 = tensors.get("WAV"), tensors.get("PCM16")
     if (wav is None) == (pcm16 is None):
         given = "neither" if wav is None else "both"
         raise InvalidRequestError(f"{given} of WAV and PCM16 given; send exactly one of them")
     tensor: Any = wav if pcm16 is None else pcm16
-    samples = tensor.as_numpy().reshape(-1)
-    samples = samples[: _num_valid(tensors.get("WAV_LENS"), samples.size)]
-    samples_S: Samples = samples.astype(np.float32, copy=False)
-    return (samples_S, False) if pcm16 is None else (samples_S * _PCM16_SCALE, True)
+    samples_S: Samples | Pcm16 = tensor.as_numpy().reshape(-1)
+    return samples_S[: _num_valid(tensors.get("WAV_LENS"), samples_S.size)]
 
 
 def _num_valid(tensor: Any, num_samples: int) -> int:

@@ -19,6 +19,8 @@ from oasr_backend.errors import OasrError
 StreamId = int | str
 #: Mono audio, float32 in [-1, 1].
 Samples = npt.NDArray[np.float32]
+#: Mono 16-bit PCM. It stays that until a window is cut, since it is half of the memory to move.
+Pcm16 = npt.NDArray[np.int16]
 #: A request parameter as Triton hands it over.
 ParameterValue = bool | int | float | str
 
@@ -59,16 +61,18 @@ class AudioChunk(NamedTuple):
     """One request: a piece of one stream. `parameters` count on the first piece only."""
 
     stream_id: StreamId
-    samples_S: Samples
+    samples_S: Samples | Pcm16
     is_first: bool = False
     is_last: bool = False
     parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
     wants_result: bool = False
-    # From PCM16: finite and inside [-1, 1] by construction.
-    is_pcm16: bool = False
     is_cancelled: Callable[[], bool] = never
     # Why the request cannot be read; it then brings no samples.
     fault: OasrError | None = None
+
+    @property
+    def is_pcm16(self) -> bool:
+        return self.samples_S.dtype == np.int16
 
 
 class ChunkResult(NamedTuple):

@@ -222,8 +222,11 @@ def test_a_stream_that_began_without_numbers_refuses_one() -> None:
 
 def test_int16_and_float_of_the_same_audio_are_one_signal() -> None:
     pcm16 = (noise(1) * 32767).astype(np.int16)
-    scaled = pcm16.astype(np.float32) / 32768
-    assert text_alone(scaled) == text_alone(pcm16 * np.float32(1 / 32768))
+    engine = golden_engine()
+    ask_one(engine, "a", pcm16[:7000], flags="S")
+    ask_one(engine, "a", pcm16[7000:20000].astype(np.float32) / 32768)
+    told = ask_one(engine, "a", pcm16[20000:], flags="E")
+    assert told.text == text_alone(pcm16.astype(np.float32) / 32768)
 
 
 def test_loud_float_audio_is_counted_and_not_rescaled() -> None:
@@ -238,9 +241,8 @@ def test_loud_float_audio_is_counted_and_not_rescaled() -> None:
 @pytest.mark.parametrize("head", [b"RIFF", b"RIFF\x24\x08\x00\x00WAVEfmt "])
 @pytest.mark.parametrize("is_pcm16", [True, False])
 def test_a_wav_header_is_refused_with_the_remedy(head: bytes, is_pcm16: bool) -> None:
-    pcm16 = np.frombuffer(head, np.int16).astype(np.float32) / np.float32(32768)
-    samples_S = pcm16 if is_pcm16 else np.frombuffer(head, np.float32)
-    refused = ask_one(golden_engine(), "a", samples_S, flags="S", is_pcm16=is_pcm16)
+    samples_S = np.frombuffer(head, np.int16 if is_pcm16 else np.float32)
+    refused = ask_one(golden_engine(), "a", samples_S, flags="S")
     assert "strip" in error_of(refused, "RIFF", "header")
 
 
@@ -309,9 +311,10 @@ def test_refusals_are_logged_with_the_id_but_do_not_flood(
 
 def test_g711_codes_outside_a_byte_are_refused() -> None:
     engine = golden_engine()
-    codes = np.array([0, 255, 256], np.float32) / np.float32(32768)
-    bad = ask_one(engine, "a", codes, flags="S", parameters={"encoding": "mulaw"})
-    error_of(bad, "mulaw", "0 .. 255")
+    codes = np.array([0, 255, 256], np.int16)
+    for wrong in (codes, codes - 1, codes[:2].astype(np.float32)):
+        bad = ask_one(engine, "a", wrong, flags="S", parameters={"encoding": "mulaw"})
+        error_of(bad, "mulaw", "0 .. 255")
     good = ask_one(engine, "a", codes[:2], flags="SE", parameters={"encoding": "mulaw"})
     assert good.error is None
 

@@ -86,8 +86,8 @@ def test_samples_after_the_end_are_refused(rate: int) -> None:
 
 
 def test_samples_of_another_type_are_refused() -> None:
-    with pytest.raises(StreamStateError, match="int16"):
-        StreamingResampler(8000).accept(np.zeros(10, np.int16))
+    with pytest.raises(StreamStateError, match="float64"):
+        StreamingResampler(8000).accept(np.zeros(10))
 
 
 @pytest.mark.parametrize(("decode", "subtype"), [(decode_mulaw, "ULAW"), (decode_alaw, "ALAW")])
@@ -118,3 +118,11 @@ def test_decoding_gives_the_caller_an_array_of_its_own() -> None:
     decoded = decode_mulaw(np.zeros(4, np.uint8))
     decoded[:] = 0.0
     assert decode_mulaw(np.zeros(1, np.uint8))[0] != 0.0
+
+
+def test_pcm16_is_resampled_as_the_float32_it_stands_for() -> None:
+    pcm16 = np.random.default_rng(0).integers(-32768, 32768, 8000).astype(np.int16)
+    as_pcm16, as_float32 = StreamingResampler(8000), StreamingResampler(8000)
+    expected = as_float32.accept(pcm16.astype(np.float32) / np.float32(32768))
+    assert np.array_equal(as_pcm16.accept(pcm16), expected)
+    assert np.array_equal(as_pcm16.finish(), as_float32.finish())

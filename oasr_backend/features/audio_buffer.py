@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from oasr_backend.errors import ConfigError, StreamStateError
-
-Samples = npt.NDArray[np.float32]
-_FLOAT32 = np.dtype(np.float32)
+from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, as_float32
+from oasr_backend.types import Pcm16, Samples
 
 #: Samples a second that the buffer holds, whatever the client sends.
 MODEL_RATE_HZ = 16000
@@ -106,15 +104,15 @@ class WindowGeometry:
 class AudioBuffer:
     """Cuts one stream into windows; the result doesn't depend on how the samples arrive.
 
-    Holds only samples that a later window needs. `_samples[_start:_end]` are those from the
-    start of the next window on.
+    Holds only samples that a later window needs, of the type that they came in; a stream of both
+    types is held as float32. `_samples[_start:_end]` are those from the next window's start on.
     """
 
     def __init__(self, geometry: WindowGeometry, *, initial_capacity: int | None = None) -> None:
         """`initial_capacity` in samples, by default two windows; the buffer grows beyond it."""
         self.geometry = geometry
         self._min_capacity = max(1, initial_capacity or 2 * geometry.window_samples)
-        self._samples: Samples = np.empty(self._min_capacity, dtype=np.float32)
+        self._samples: Samples | Pcm16 = np.empty(0, dtype=FLOAT32)
         self._start = 0
         self._end = 0
         self._heard_samples = 0
@@ -146,8 +144,8 @@ class AudioBuffer:
         """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
         return self._num_ready_windows
 
-    def accept(self, samples_S: Samples) -> None:
-        """Copies float32 samples in [-1, 1] of any number behind those already held.
+    def accept(self, samples_S: Samples | Pcm16) -> None:
+        """Copies samples, float32 in [-1, 1] or int16, of any number behind those already held.
 
         Raises StreamStateError after `finish`, or for another shape or dtype.
         """
@@ -155,11 +153,13 @@ class AudioBuffer:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype != _FLOAT32:
+        if samples_S.ndim != 1 or samples_S.dtype not in (FLOAT32, PCM16):
             raise StreamStateError(
                 f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
-                "pass one-dimensional float32"
+                "pass one-dimensional float32 or int16"
             )
+        if samples_S.dtype != self._samples.dtype:
+            samples_S = self._of_one_type(samples_S)
         num_samples = samples_S.size
         if self._end + num_samples > self._samples.size:
             self._make_room(num_samples)
@@ -199,7 +199,7 @@ class AudioBuffer:
         Raises StreamStateError, and moves nothing, if no window is ready or the row doesn't fit.
         """
         geometry = self.geometry
-        if into.shape != (geometry.window_samples,) or into.dtype != _FLOAT32:
+        if into.shape != (geometry.window_samples,) or into.dtype != FLOAT32:
             raise StreamStateError(
                 f"window row is {into.dtype} of shape {into.shape}; "
                 f"pass float32 of shape ({geometry.window_samples},)"
@@ -211,7 +211,11 @@ class AudioBuffer:
             )
         num_frames = self._next_window_frames()
         num_copied = min(self.buffered_samples, geometry.num_samples(num_frames))
-        into[:num_copied] = self._samples[self._start : self._start + num_copied]
+        held_S = self._samples[self._start : self._start + num_copied]
+        if held_S.dtype == PCM16:
+            np.multiply(held_S, PCM16_SCALE, out=into[:num_copied])
+        else:
+            into[:num_copied] = held_S
         if num_copied < into.size:
             into[num_copied:] = 0.0
         self._start = min(self._start + geometry.stride_samples, self._end)
@@ -262,6 +266,14 @@ class AudioBuffer:
             return min(self.geometry.window_frames, self._remaining_frames())
         return self.geometry.window_frames
 
+    def _of_one_type(self, samples_S: Samples | Pcm16) -> Samples | Pcm16:
+        """The samples as they are to be held; what is held has the same type afterwards."""
+        if self._start == self._end:
+            self._samples, self._start, self._end = np.empty_like(samples_S, shape=0), 0, 0
+            return samples_S
+        self._samples = as_float32(self._samples)
+        return as_float32(samples_S)
+
     def _make_room(self, num_samples: int) -> None:
         """Room for `num_samples` more than there is, at a constant cost per sample over time.
 
@@ -272,7 +284,7 @@ class AudioBuffer:
         held_S = self._samples[self._start : self._end]
         capacity = max(self._min_capacity, 2 * needed)
         if not capacity <= self._samples.size <= 2 * capacity:
-            self._samples = np.empty(capacity, dtype=np.float32)
+            self._samples = np.empty_like(self._samples, shape=capacity)
         self._samples[: held_S.size] = held_S
         self._start, self._end = 0, held_S.size
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from oasr_backend.types import Samples
+
 Codes = npt.NDArray[np.uint8]
-Samples = npt.NDArray[np.float32]
 
 _MULAW_BIAS = 33
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import soxr
 
 from oasr_backend.errors import InvalidRequestError, StreamStateError
-
-Samples = npt.NDArray[np.float32]
-
-_FLOAT32 = np.dtype(np.float32)
+from oasr_backend.features.samples import FLOAT32, PCM16, as_float32
+from oasr_backend.types import Pcm16, Samples
 
 MIN_RATE_HZ = 8000
 MAX_RATE_HZ = 48000
 
 
 class StreamingResampler:
-    """Band-limited, delay-compensated resampling of one mono float32 stream.
+    """Band-limited, delay-compensated resampling of one mono stream.
 
     The output samples don't depend on how the input is cut. They lag the input by the filter's
     look-ahead (about 0.1 s from 8 kHz, less from higher rates) until `finish` returns the rest.
@@ -37,11 +34,11 @@ class StreamingResampler:
         self._is_finished = False
         self._soxr = self._open() if input_rate != output_rate else None
 
-    def accept(self, samples_S: Samples) -> Samples:
+    def accept(self, samples_S: Samples | Pcm16) -> Samples | Pcm16:
         """Returns the output samples that are now final, maybe none. Equal rates: the argument."""
         return self._run(samples_S, is_last=False)
 
-    def finish(self) -> Samples:
+    def finish(self) -> Samples | Pcm16:
         """Returns the rest: all outputs together are the input's duration, rounded."""
         rest_S = self._run(np.empty(0, dtype=np.float32), is_last=True)
         self._is_finished = True
@@ -52,17 +49,17 @@ class StreamingResampler:
             self.input_rate, self.output_rate, 1, dtype="float32", quality=soxr.HQ
         )
 
-    def _run(self, samples_S: Samples, *, is_last: bool) -> Samples:
+    def _run(self, samples_S: Samples | Pcm16, *, is_last: bool) -> Samples | Pcm16:
         if self._is_finished:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype != _FLOAT32:
+        if samples_S.ndim != 1 or samples_S.dtype not in (FLOAT32, PCM16):
             raise StreamStateError(
                 f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
-                "pass one-dimensional float32"
+                "pass one-dimensional float32 or int16"
             )
         if self._soxr is None:
             return samples_S
-        output_S: Samples = self._soxr.resample_chunk(samples_S, last=is_last)
+        output_S: Samples = self._soxr.resample_chunk(as_float32(samples_S), last=is_last)
         return output_S
