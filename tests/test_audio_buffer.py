@@ -116,6 +116,14 @@ def test_pcm16_and_float32_pieces_of_one_signal_give_the_same_windows(
     assert_same(windows, cut(SMALL, signal, [], tail_padding=tail_padding))
 
 
+def test_an_empty_piece_does_not_change_the_type_that_is_held() -> None:
+    buffer = AudioBuffer(SMALL)
+    buffer.accept(np.ones(20, np.int16))
+    buffer.accept(np.empty(0, np.float32))
+    assert buffer._samples.dtype == np.int16
+    buffer.check_integrity()
+
+
 @pytest.mark.parametrize("tail_padding", [False, True])
 def test_sixty_seconds_at_once_equal_pieces_and_single_samples(tail_padding: bool) -> None:
     samples = noise(60 * 16000)

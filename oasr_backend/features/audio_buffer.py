@@ -158,9 +158,9 @@ class AudioBuffer:
                 f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
                 "pass one-dimensional float32 or int16"
             )
-        if samples_S.dtype != self._samples.dtype:
-            samples_S = self._of_one_type(samples_S)
         num_samples = samples_S.size
+        if num_samples and samples_S.dtype != self._samples.dtype:
+            samples_S = self._of_one_type(samples_S)
         if self._end + num_samples > self._samples.size:
             self._make_room(num_samples)
         end = self._end + num_samples
