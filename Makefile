@@ -52,8 +52,10 @@ unit: install ## The tests alone; PYTEST_FLAGS are passed on
 bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run
 
-bench-gpu: install ## The same on a GPU machine, and paced streams through the server
+bench-gpu: install ## The same on a GPU machine; one device step, the steady state
 	$(BIN)/python -m benchmarks.run --device cuda
+	$(BIN)/python -m benchmarks.device_step --dtype float16
+	$(BIN)/python -m benchmarks.steady_state
 
 chaos: install ## MINUTES=10: hostile clients against a live server; fails unless nothing leaks
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
