@@ -77,5 +77,5 @@ class AcousticModel(nn.Module):
         )
         logits_BTV: Tensor = self.ctc(encoded_BTD)
         # Last, so that a step that runs out of memory can be tried again in halves.
-        caches.conv.scatter(conv_LBKD)
+        caches.store(conv_LBKD)
         return ModelOutput(encoded_BTD, logits_BTV)

@@ -68,10 +68,11 @@ class StreamLimitError(OasrError):
 class PoolExhaustedError(OasrError, RuntimeError):
     triton_code = "UNAVAILABLE"
 
-    def __init__(self, what: str, *, requested: int, free: int, total: int) -> None:
-        super().__init__(
-            f"{what} exhausted: requested {requested}, only {free} of {total} are free"
-        )
+    def __init__(
+        self, what: str, *, requested: int, free: int, total: int, remedy: str = ""
+    ) -> None:
+        text = f"{what} exhausted: requested {requested}, only {free} of {total} are free"
+        super().__init__(f"{text}; {remedy}" if remedy else text)
         self.requested = requested
         self.free = free
         self.total = total

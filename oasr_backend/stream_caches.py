@@ -49,6 +49,12 @@ def build_cache_config(
     A trained attention window overrides `num_left_chunks`. Raises ConfigError with the arithmetic,
     in terms of those settings.
     """
+    for state in spec.state_specs:
+        if state.persistent:
+            raise ConfigError(
+                f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
+                "prompt that nobody chose would be served; declare it with persistent=False"
+            )
     num_left_chunks = config.num_left_chunks
     if spec.attention_window_frames is not None:
         num_left_chunks = -(-spec.attention_window_frames // config.chunk_size)
@@ -213,7 +219,7 @@ class StreamCaches:
             kv=kv,
             conv=conv,
             first_key_position_B=first_key_position_W,
-            states=self.states.views(slots_W),
+            states=self.states.staged_views(slots_W),
         )
 
     def commit(

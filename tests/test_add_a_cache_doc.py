@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from oasr_backend.acoustic_model import AcousticModel
+from oasr_backend.encoders import EncoderCaches
 from oasr_backend.stream_caches import StreamCaches
 from tests.conftest import ROOT
 from tests.doc_blocks import run_document
@@ -62,9 +62,9 @@ def test_the_growing_cache_shows_two_chunks_and_the_new_one(names: dict[str, Any
 
 
 def test_the_places_to_extend_exist() -> None:
-    classes = {"StreamCaches": StreamCaches, "AcousticModel": AcousticModel}
+    classes = {"StreamCaches": StreamCaches, "EncoderCaches": EncoderCaches}
     places = re.findall(
-        r"`(StreamCaches|AcousticModel)\.(\w+)`", DOCUMENT.read_text(encoding="utf-8")
+        r"\| `(StreamCaches|EncoderCaches)\.(\w+)` \|", DOCUMENT.read_text(encoding="utf-8")
     )
     assert len(places) == 7
     assert all(hasattr(classes[owner], method) for owner, method in places)

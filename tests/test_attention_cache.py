@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import gcd
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -500,3 +501,56 @@ def test_a_dense_commit_of_the_wrong_shape_changes_nothing(shape: tuple[int, ...
     with pytest.raises(StreamStateError, match=r"expected"):
         manager.commit(0, torch.zeros(shape))
     assert manager.pool.num_free_blocks == 24
+
+
+def test_a_chunk_that_was_not_prepared_reaches_nobody() -> None:
+    manager = make_manager()
+    for stream_id in ("b", "a"):
+        manager.allocate_stream(stream_id)
+        manager.commit(stream_id, torch.ones(2, 2, 4, 6, dtype=torch.float64))
+    with pytest.raises(StreamNotPreparedError, match="'a' has no room"):
+        manager.get_paged_caches("a")
+    table, lengths = manager.get_paged_state_views("a")
+    assert lengths.tolist() == [4]
+    assert table.shape[0] == 1
+    assert manager.get_stacked_cache("b").unique().tolist() == [1.0]
+
+
+def test_a_write_beyond_the_chunk_is_refused_before_it_reaches_another_block() -> None:
+    manager = make_manager()
+    for stream_id in ("b", "a"):
+        manager.allocate_stream(stream_id)
+        manager.commit(stream_id, torch.ones(2, 2, 4, 6, dtype=torch.float64))
+    manager.prepare_chunk("a")
+    wide = torch.full((1, 6, 2, 3), 9.0, dtype=torch.float64)
+    with pytest.raises(StreamStateError, match=r"6 frames.*room for 4"):
+        manager.get_paged_caches("a")[0].write(wide, wide)
+    assert manager.get_stacked_cache("b").unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("count", [np.int64(4), torch.tensor(4), np.int32(4)])
+def test_any_integer_counts_frames(count: Any) -> None:
+    manager = make_manager()
+    manager.allocate_stream("a")
+    manager.prepare_chunk("a")
+    manager.commit_chunk_paged("a", count)
+    assert manager.cached_frames(["a"]) == 4
+
+
+@pytest.mark.parametrize("count", [4.0, 4.5, "4", True])
+def test_what_is_no_integer_counts_no_frames(count: Any) -> None:
+    manager = make_manager()
+    manager.allocate_stream("a")
+    manager.prepare_chunk("a")
+    with pytest.raises(StreamStateError, match="integer"):
+        manager.commit_chunk_paged("a", count)
+    assert manager.cached_frames(["a"]) == 0
+    manager.commit_chunk_paged("a", 4)
+
+
+def test_a_pool_of_another_geometry_is_refused() -> None:
+    config = make_config()
+    with pytest.raises(ConfigError, match="another CacheConfig"):
+        AttentionCacheManager(BlockPool(config), make_config(block_size_frames=8))
+    with pytest.raises(ConfigError, match="pad_lanes=-1"):
+        AttentionCacheManager(BlockPool(config), config, pad_lanes=-1)

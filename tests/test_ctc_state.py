@@ -165,3 +165,10 @@ class Streams(RuleBasedStateMachine):
 
 TestStreams = Streams.TestCase
 TestStreams.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+def test_log_probs_on_another_device_than_the_states_are_refused_by_name() -> None:
+    manager = CtcStateCacheManager(GpuDecoderConfig(beam_size=3), device="cpu")
+    manager.allocate_stream(1, vocab_size=5)
+    with pytest.raises(StreamStateError, match="on meta, the decoder's states on cpu"):
+        manager.get_decoder(1).decode_chunk(torch.zeros(1, 4, 5, device="meta"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,7 @@ from oasr_backend.checkpoints import Checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
 from oasr_backend.engine import Engine
+from oasr_backend.errors import ConfigError
 from oasr_backend.features import LogMelFilterbank
 from oasr_backend.tokenizer import load_tokenizer
 from oasr_backend.types import Samples
@@ -97,3 +100,30 @@ def test_a_slot_that_comes_again_remembers_nothing() -> None:
     ask(engine, chunk("a", first, flags="SE"))
     (again,) = ask(engine, chunk("b", second, flags="SE"))
     assert again.text == whole_text(second)
+
+
+def test_a_step_that_runs_out_of_memory_late_is_heard_once() -> None:
+    audio = [noise(seed, seconds=2.5) for seed in range(3)]
+    expected = [whole_text(samples_S) for samples_S in audio]
+    engine = recurrent_engine()
+    ctc, failures = engine.model.ctc, iter([True, False, True])
+
+    def out_of_memory_at_times(_module: nn.Module, _args: object) -> None:
+        if next(failures, False):
+            raise torch.OutOfMemoryError
+
+    ctc.register_forward_pre_hook(out_of_memory_at_times)
+    results = ask(engine, *(chunk(i, one, flags="SE") for i, one in enumerate(audio)))
+    assert [result.text for result in results] == expected
+    assert next(failures, None) is None
+
+
+def test_a_persistent_state_that_no_request_can_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompted = replace(
+        RecurrentEncoder.spec, state_specs=(StreamStateSpec("prompt", (3,), persistent=True),)
+    )
+    monkeypatch.setattr(RecurrentEncoder, "spec", prompted)
+    with pytest.raises(ConfigError, match=r"'prompt' as persistent.*persistent=False"):
+        recurrent_engine()

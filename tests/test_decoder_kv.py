@@ -185,3 +185,21 @@ def test_layers_are_apart() -> None:
     assert torch.equal(group.append(0, first, first)[0], first)
     assert torch.equal(group.append(1, second, second)[0], second)
     assert torch.equal(group.append(0, first, first)[0], first)
+
+
+def test_rows_that_cannot_be_made_reserve_nothing() -> None:
+    manager = make_manager()
+    with pytest.raises(StreamStateError, match="prefill_len=-1"):
+        PagedDecoderKv(manager, 2, max_new_tokens=4, cross_tokens=-1)
+    assert manager.reserved_blocks == 0
+    manager.check_integrity()
+
+
+def test_rows_selected_before_their_prompt_take_it_in_the_new_order() -> None:
+    group = PagedDecoderKv(make_manager(), 3, max_new_tokens=4, prefill_len=2)
+    group.select([2, 0])
+    prompt, token = tokens(2, 2), tokens(2, 1)
+    group.write_prefill(0, prompt, prompt)
+    group.begin_step()
+    k_BKHD, _, _ = group.append(0, token, token)
+    assert torch.equal(k_BKHD, torch.cat((prompt, token), dim=1))

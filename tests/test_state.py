@@ -154,3 +154,26 @@ def test_a_slot_tensor_stands_alone() -> None:
     view = SlotTensor(torch.zeros(4, 2), torch.tensor([3]))
     view.scatter(torch.ones(1, 2))
     assert view.buffer[3].tolist() == [1, 1]
+
+
+def test_slots_for_fewer_streams_than_named_allocate_none() -> None:
+    cache = make_cache()
+    with pytest.raises(StreamStateError, match="1 slots for 2 streams"):
+        cache.allocate_streams(["a", "b"], [0])
+    assert cache.allocate_streams(["a", "b"], [0, 1]) == [0, 1]
+
+
+def test_staged_rows_change_when_they_are_stored_and_once() -> None:
+    cache = make_cache()
+    cache.allocate_stream("a")
+    slots = [cache.slot_of("a")]
+    for name, view in cache.staged_views(slots).items():
+        new = torch.ones_like(view.gather())
+        with pytest.raises(StreamStateError, match="scatter"):
+            view.scatter(torch.ones(1, 2, 3, 4, 5, 6))
+        view.scatter(new)
+        assert torch.equal(view.gather(), new)
+        assert not cache.view_of(name, slots).gather().any()
+        view.store()
+        view.store()
+        assert torch.equal(cache.view_of(name, slots).gather(), new)

@@ -27,8 +27,11 @@ class AttentionCacheManager(KvStreams):
 
     def get_paged_caches(self, stream_id: StreamId) -> list[PagedKVCache]:
         """One cache a layer for this chunk, over persistent rows. Raises StreamNotPreparedError."""
-        rows, history = self._rows_of(stream_id), self.cached_frames([stream_id])
-        return self._caches(rows, history)
+        if not self._states.has_room[self.slot_of(stream_id)]:
+            raise StreamNotPreparedError(
+                f"stream {stream_id!r} has no room for a chunk: call prepare_chunk before each"
+            )
+        return self._caches(self._rows_of(stream_id), self.cached_frames([stream_id]))
 
     def get_paged_state_views(self, stream_id: StreamId) -> tuple[Tensor, Tensor]:
         """Views of the stream's (1, W) block table and (1,) lengths; both follow later commits.
@@ -142,7 +145,7 @@ class AttentionCacheManager(KvStreams):
             cache = PagedKVCache(
                 k_cache, v_cache, rows.block_table, rows.cache_seqlens,
                 block_size=rows.block_size, host_seqlen=host_seqlen,
-                cache_starts=rows.cache_starts, shared=shared,
+                cache_starts=rows.cache_starts, shared=shared, most_new=self.config.chunk_size,
             )  # fmt: skip
             if layout is not None:
                 cache.layout = layout

@@ -62,7 +62,7 @@ class BlockPool:
             if num_blocks > len(self._free_ids):
                 raise PoolExhaustedError(
                     "BlockPool", requested=num_blocks, free=self.num_free_blocks,
-                    total=self.num_blocks,
+                    total=self.num_blocks, remedy="free a stream, or raise max_num_blocks",
                 )  # fmt: skip
             block_ids = [self._free_ids.popleft() for _ in range(num_blocks)]
             for block_id in block_ids:

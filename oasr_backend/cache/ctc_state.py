@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from oasr_backend.cache.types import default_device
 from oasr_backend.decoders import (
     GpuDecoderConfig,
     GpuDecoderResult,
@@ -56,11 +57,12 @@ class CtcStateCacheManager:
         self,
         decoder_config: GpuDecoderConfig | None = None,
         *,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         scorers: Sequence[PrefixScorer] = (),
     ) -> None:
+        """`device` holds the log-probs; None: the one that a CacheConfig takes by default."""
         self.decoder = GpuStreamingDecoder(
-            decoder_config or GpuDecoderConfig(), device, scorers=scorers
+            decoder_config or GpuDecoderConfig(), device or default_device(), scorers=scorers
         )
         self._states: dict[StreamId, StreamState] = {}
         self._pooled: list[StreamState] = []

@@ -40,6 +40,13 @@ class KvStreams:
         *,
         slot_pool: StreamSlotPool | None = None,
     ) -> None:
+        if pool.config != config:
+            raise ConfigError(
+                "the pool was made with another CacheConfig than the manager, so that blocks would "
+                "be read in another shape; give both the same"
+            )
+        if pad_lanes < 0:
+            raise ConfigError(f"pad_lanes={pad_lanes} must be >= 0; 0 for none")
         self.pool = pool
         self.config = config
         self._slots = SlotMap("attention cache", config.max_batch_size, slot_pool)
@@ -277,13 +284,19 @@ class KvStreams:
     def _frames_each(
         self, stream_ids: Sequence[StreamId], chunk_frames: int | Sequence[int]
     ) -> IntArray:
-        if isinstance(chunk_frames, int):
-            return np.full(len(stream_ids), chunk_frames, dtype=np.int64)
-        if len(chunk_frames) != len(stream_ids):
+        counts = np.asarray(chunk_frames)
+        if counts.size and counts.dtype.kind not in "iu":
             raise StreamStateError(
-                f"{len(chunk_frames)} frame counts for {len(stream_ids)} streams: give one for each"
+                f"chunk_frames={chunk_frames!r} counts frames: give an integer, or one for each "
+                "stream"
             )
-        return np.array(chunk_frames, dtype=np.int64)
+        if counts.ndim == 0:
+            return np.full(len(stream_ids), counts, dtype=np.int64)
+        if counts.shape != (len(stream_ids),):
+            raise StreamStateError(
+                f"{counts.size} frame counts for {len(stream_ids)} streams: give one for each"
+            )
+        return counts.astype(np.int64)
 
     def _check_commit(
         self, stream_ids: Sequence[StreamId], slots_B: IntArray, frames_B: IntArray

@@ -30,7 +30,7 @@ class PagedDecoderKv:
         prefill_len: int = 0,
         cross_tokens: int = 0,
     ) -> None:
-        """Admits all rows or none. Raises PoolExhaustedError."""
+        """Admits all rows or none. Raises PoolExhaustedError, StreamStateError."""
         self._manager = manager
         self._self_ids: list[StreamId] = []
         self._cross_ids: list[StreamId] = []
@@ -39,12 +39,11 @@ class PagedDecoderKv:
             self._create(self._self_ids, num_rows, max_new_tokens, prefill_len)
             if cross_tokens:
                 self._create(self._cross_ids, num_rows, 0, cross_tokens)
-        except PoolExhaustedError:
+        except (PoolExhaustedError, StreamStateError):
             self.free()
             raise
         self._prefill_len, self._cross_tokens = prefill_len, cross_tokens
-        self._step_rows = self._rows(self._self_ids, [prefill_len] * num_rows)
-        self._read_cross_rows()
+        self._read_rows()
 
     @property
     def num_rows(self) -> int:
@@ -111,7 +110,7 @@ class PagedDecoderKv:
                 row_ids[:] = [row_ids[index] for index in keep]
         # The layout names the dropped rows too.
         self._layout = None
-        self._read_cross_rows()
+        self._read_rows()
 
     def free(self) -> None:
         """Returns every page; a second call does nothing."""
@@ -128,7 +127,8 @@ class PagedDecoderKv:
             self._manager.create(row_id, max_new_tokens, prefill_len)
             row_ids.append(row_id)
 
-    def _read_cross_rows(self) -> None:
+    def _read_rows(self) -> None:
+        self._step_rows = self._rows(self._self_ids, [self._prefill_len] * self.num_rows)
         self._cross_rows = self._rows(self._cross_ids, [self._cross_tokens] * self.num_rows)
         self._cross_layout = PagedLayout.build(
             self._cross_rows, chunk_frames=0, num_frames=self._cross_tokens

@@ -113,6 +113,8 @@ class PagedKVCache:
     cache_starts: Tensor | None = None
     layout: PagedLayout = _NOT_BUILT
     shared: dict[tuple[int, int], PagedLayout] = field(default_factory=dict, repr=False)
+    # Room behind the history, where the maker knows of it; None: the caller answers for it.
+    most_new: int | None = None
     _num_new: int = field(default=0, init=False, repr=False)
     _builds: bool = field(default=False, init=False, repr=False)
 
@@ -125,6 +127,11 @@ class PagedKVCache:
     def write(self, k_BTHD: Tensor, v_BTHD: Tensor) -> None:
         """Stores the new frames behind each row's history; `cache_seqlens` stays as it is."""
         num_new = k_BTHD.shape[1]
+        if self.most_new is not None and num_new > self.most_new:
+            raise StreamStateError(
+                f"write of {num_new} frames: a prepared stream has room for {self.most_new}, one "
+                "chunk; write and commit them one after the other"
+            )
         if self.layout is _NOT_BUILT or (self._builds and num_new != self._num_new):
             self._build(num_new, self.host_seqlen + num_new)
         if self.layout.write_index_N.numel() != k_BTHD.shape[0] * num_new:

@@ -36,7 +36,10 @@ class StreamSlotPool:
 
     def allocate(self) -> int:
         if not self._free_slots:
-            raise PoolExhaustedError("StreamSlotPool", requested=1, free=0, total=self.capacity)
+            raise PoolExhaustedError(
+                "StreamSlotPool", requested=1, free=0, total=self.capacity,
+                remedy="free a stream, or raise max_batch_size",
+            )  # fmt: skip
         slot_id, _ = self._free_slots.popitem(last=False)
         return slot_id
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 
-__all__ = ["SlotStateCache", "SlotTensor", "StreamStateSpec"]
+__all__ = ["SlotStateCache", "SlotTensor", "StagedSlotTensor", "StreamStateSpec"]
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,34 @@ class SlotTensor:
 
     def scatter(self, new: Tensor) -> None:
         """Overwrites the rows in place. `new` is shaped like what `gather` returns."""
+        self.check_rows(new)
+        self.buffer.index_copy_(self.slot_axis, self.slot_ids, new.detach().to(self.buffer.dtype))
+
+    def check_rows(self, new: Tensor) -> None:
+        """Raises StreamStateError for another shape than that of the rows."""
         expected = list(self.buffer.shape)
         expected[self.slot_axis] = self.slot_ids.shape[0]
         if list(new.shape) != expected:
             raise StreamStateError(f"scatter: expected {tuple(expected)}, got {tuple(new.shape)}")
-        self.buffer.index_copy_(self.slot_axis, self.slot_ids, new.detach().to(self.buffer.dtype))
+
+
+@dataclass(frozen=True)
+class StagedSlotTensor(SlotTensor):
+    """Rows whose new contents wait for `store`, so that a step that fails can be run again."""
+
+    _staged: list[Tensor] = field(default_factory=list)
+
+    def gather(self) -> Tensor:
+        return self._staged[0].clone() if self._staged else super().gather()
+
+    def scatter(self, new: Tensor) -> None:
+        self.check_rows(new)
+        self._staged[:] = [new]
+
+    def store(self) -> None:
+        """Overwrites the rows with what was scattered last, if anything was."""
+        if self._staged:
+            super().scatter(self._staged.pop())
 
 
 class SlotStateCache:
@@ -105,6 +128,10 @@ class SlotStateCache:
     ) -> list[int]:
         """`allocate_stream` of many or of none, with one zeroing a state."""
         wanted = [None] * len(stream_ids) if slot_ids is None else list(slot_ids)
+        if len(wanted) != len(stream_ids):
+            raise StreamStateError(
+                f"{len(wanted)} slots for {len(stream_ids)} streams: give one for each, or none"
+            )
         bound: list[StreamId] = []
         try:
             for stream_id, slot_id in zip(stream_ids, wanted, strict=True):
@@ -155,6 +182,13 @@ class SlotStateCache:
         return {
             spec.name: SlotTensor(self._buffers[spec.name], index, spec.slot_axis)
             for spec in self.specs.values()
+        }
+
+    def staged_views(self, slot_ids: Sequence[int] | Tensor) -> dict[str, StagedSlotTensor]:
+        """`views` whose rows change when they are told to `store`, and not before."""
+        return {
+            name: StagedSlotTensor(view.buffer, view.slot_ids, view.slot_axis)
+            for name, view in self.views(slot_ids).items()
         }
 
     def view_of(self, name: str, slot_ids: Sequence[int] | Tensor) -> SlotTensor:

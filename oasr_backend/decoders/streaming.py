@@ -187,6 +187,11 @@ class GpuStreamingDecoder:
         """The storage rows of the states, in order."""
         for state in states:
             self._check_owner(state)
+        if self.config.decoder != "greedy" and log_probs_NTV.device.type != self.device.type:
+            raise StreamStateError(
+                f"log-probs are on {log_probs_NTV.device}, the decoder's states on {self.device}; "
+                "make the decoder with device= that of the log-probs"
+            )
         kinds = {(state.batch, state.vocab_size) for state in states}
         if len(kinds) > 1:
             raise StreamStateError(

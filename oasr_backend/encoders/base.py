@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from oasr_backend.cache.paged_kv import PagedKVCache
-from oasr_backend.cache.state import SlotTensor, StreamStateSpec
+from oasr_backend.cache.state import SlotTensor, StagedSlotTensor, StreamStateSpec
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,19 @@ class EncoderCaches:
     kv: one view a layer; all share one layout, so index arithmetic is done once a step.
     conv: the convolution slots, (L, B, K-1, D) when gathered.
     first_key_position_B: absolute position of each row's oldest visible key.
-    states: the encoder's declared states by name.
+    states: the encoder's declared states by name; what is scattered is stored at the step's end.
     """
 
     kv: Sequence[PagedKVCache]
     conv: SlotTensor
     first_key_position_B: Tensor
-    states: Mapping[str, SlotTensor] = field(default_factory=dict)
+    states: Mapping[str, StagedSlotTensor] = field(default_factory=dict)
+
+    def store(self, conv_LBKD: Tensor) -> None:
+        """The new convolution context and what was scattered into the declared states."""
+        self.conv.scatter(conv_LBKD)
+        for state in self.states.values():
+            state.store()
 
 
 class StreamingEncoder(Protocol):
