@@ -22,7 +22,7 @@ SHM_STEPS_KIB = 8 * 1024
 #: first-time events leave: 150 KiB with each width that a step has not had yet, of which there are
 #: 64, for the primitives that PyTorch keeps; a second visit of the same widths leaves nothing.
 SHM_REST_KIB = 64
-HEAP_REST_KIB = 10 * 1024
+HEAP_REST_KIB = 9 * 1024
 PYTHON_REST_BLOCKS = 20_000
 #: The first part of a run, in which caches and pools find their size, is left out: tritonserver
 #: takes five minutes of ten, and holds still from then on.

@@ -113,7 +113,7 @@ def test_a_leak_of_a_mebibyte_a_minute_is_found_in_what_a_run_showed(name: str, 
 
 def test_regions_that_grow_in_steps_fail_the_check() -> None:
     at_s = [float(s) for s in range(0, 600, 2)]
-    samples = [replace(REST, at_s=s, shm_kib=16384 + 8192 * int(s / 200)) for s in at_s]
+    samples = [replace(REST, at_s=s, shm_kib=16384 + 8192 * int(s / 100)) for s in at_s]
     assert failing(memory_checks(samples)) == {"/dev/shm flat"}
 
 
