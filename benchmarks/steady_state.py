@@ -11,7 +11,6 @@ for anything but its answer.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -19,11 +18,10 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from benchmarks.device_step import build_engine
 from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
-from benchmarks.random_checkpoint import write_random_checkpoint
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
-from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
 
 #: Runtime calls after which the host has waited for the device.
@@ -64,9 +62,7 @@ def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[
 
 def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:
     """The report, and whether both promises held."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = ServingConfig(max_streams=num_streams, max_step_streams=num_streams, dtype=dtype)
-        engine = Engine.load(write_random_checkpoint(Path(folder)), config, device="cuda")
+    engine = build_engine(num_streams, dtype, "cuda")
     loop = ClosedLoop(engine, noise(64), num_streams)
     for _ in range(WARM_UP_ROUNDS):
         loop.round()

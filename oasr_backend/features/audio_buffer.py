@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from oasr_backend.errors import ConfigError, StreamStateError
-from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, as_float32
+from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, as_float32, check_samples
 from oasr_backend.types import Pcm16, Samples
 
 #: Samples a second that the buffer holds, whatever the client sends.
@@ -153,11 +153,7 @@ class AudioBuffer:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype not in (FLOAT32, PCM16):
-            raise StreamStateError(
-                f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
-                "pass one-dimensional float32 or int16"
-            )
+        check_samples(samples_S)
         num_samples = samples_S.size
         if num_samples and samples_S.dtype != self._samples.dtype:
             samples_S = self._of_one_type(samples_S)

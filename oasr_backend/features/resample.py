@@ -6,7 +6,7 @@ import numpy as np
 import soxr
 
 from oasr_backend.errors import InvalidRequestError, StreamStateError
-from oasr_backend.features.samples import FLOAT32, PCM16, as_float32
+from oasr_backend.features.samples import as_float32, check_samples
 from oasr_backend.types import Pcm16, Samples
 
 MIN_RATE_HZ = 8000
@@ -54,11 +54,7 @@ class StreamingResampler:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        if samples_S.ndim != 1 or samples_S.dtype not in (FLOAT32, PCM16):
-            raise StreamStateError(
-                f"samples are {samples_S.dtype} of shape {samples_S.shape}; "
-                "pass one-dimensional float32 or int16"
-            )
+        check_samples(samples_S)
         if self._soxr is None:
             return samples_S
         output_S: Samples = self._soxr.resample_chunk(as_float32(samples_S), last=is_last)
