@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oasr_backend.kernels.launch import next_power_of_two
+from oasr_backend.kernels.launch import next_power_of_two, on_its_device
 from oasr_backend.kernels.operands import AttentionTables, KeyValuePages
 
 #: Keys of one tile and warps of one program: the queries are few, so small tiles keep many going.
@@ -87,6 +87,7 @@ def _paged_rel_attention(
     tl.store(out_ptr + place_TC, mixed_TC.to(out_ptr.dtype.element_ty), mask=keep_TC)
 
 
+@on_its_device
 def launch_paged_rel_attention(
     qkv_BTGC: Tensor, kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor
 ) -> Tensor:

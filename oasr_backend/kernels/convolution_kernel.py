@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oasr_backend.kernels.launch import next_power_of_two
+from oasr_backend.kernels.launch import next_power_of_two, on_its_device
 from oasr_backend.kernels.operands import ConvolutionWeights
 
 #: Frames of one program; fewer leave narrow batches with enough programs to fill a GPU.
@@ -71,6 +71,7 @@ def _gated_causal_convolution(
     tl.store(tail_ptr + row_S1 * D + column_1D, tail_SD.to(tail_ptr.dtype.element_ty), mask=keep_SD)
 
 
+@on_its_device
 def launch_gated_causal_convolution(
     gate_BTE: Tensor, state_BKD: Tensor, weights: ConvolutionWeights
 ) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oasr_backend.kernels.launch import next_power_of_two
+from oasr_backend.kernels.launch import next_power_of_two, on_its_device
 
 _MAX_TILE = 2048
 
@@ -34,6 +34,7 @@ def _best_tokens(
     tl.store(log_prob_ptr + frame, -tl.log(mass))
 
 
+@on_its_device
 def launch_best_tokens(scores_BTV: Tensor) -> Tensor:
     batch, num_frames, vocab_size = scores_BTV.shape
     packed_2BT = torch.empty((2, batch, num_frames), dtype=torch.int32, device=scores_BTV.device)

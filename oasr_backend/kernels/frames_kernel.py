@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from oasr_backend.kernels.launch import on_its_device
+
 
 @triton.jit
 def _cut_frames(
@@ -32,6 +34,7 @@ def _cut_frames(
     tl.store(out_ptr + row * BLOCK_N + sample_N, out_N)
 
 
+@on_its_device
 def launch_cut_frames(
     samples_BS: Tensor, window_N: Tensor, *, shift: int, fft_size: int, preemphasis: float,
     remove_dc: bool,

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import wraps
 from importlib.util import find_spec
+from typing import Concatenate, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+OutT = TypeVar("OutT")
 
 #: A CPU build of PyTorch comes without Triton.
 HAS_TRITON = find_spec("triton") is not None
@@ -18,9 +25,25 @@ def use_kernel(x: Tensor) -> bool:
     return HAS_TRITON and (x.is_cuda or INTERPRETED)
 
 
+def on_its_device(
+    launch: Callable[Concatenate[Tensor, P], OutT],
+) -> Callable[Concatenate[Tensor, P], OutT]:
+    """Makes `launch` run where its first tensor lies.
+
+    Triton launches on the thread's current GPU, which is the first one until somebody says other.
+    """
+
+    @wraps(launch)
+    def launch_there(x: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> OutT:
+        with torch.cuda.device_of(x):
+            return launch(x, *args, **kwargs)
+
+    return launch_there
+
+
 def next_power_of_two(n: int, *, least: int = 1) -> int:
     """The smallest power of two that is >= n and >= `least`; tile sizes are such numbers."""
     return max(least, 1 << (n - 1).bit_length())
 
 
-__all__ = ["HAS_TRITON", "INTERPRETED", "next_power_of_two", "use_kernel"]
+__all__ = ["HAS_TRITON", "INTERPRETED", "next_power_of_two", "on_its_device", "use_kernel"]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from oasr_backend.kernels.launch import next_power_of_two
+from oasr_backend.kernels.launch import next_power_of_two, on_its_device
 
 _ROWS = 4
 
@@ -44,6 +44,7 @@ def _add_layer_norm(
     tl.store(out_ptr + offset_RD, out_RD.to(out_ptr.dtype.element_ty), mask=inside_RD)
 
 
+@on_its_device
 def launch_add_layer_norm(
     x_BTD: Tensor, change_BTD: Tensor, norm: nn.LayerNorm, outer: nn.LayerNorm | None
 ) -> tuple[Tensor, Tensor]:

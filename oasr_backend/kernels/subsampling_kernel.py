@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from oasr_backend.kernels.launch import next_power_of_two
+from oasr_backend.kernels.launch import next_power_of_two, on_its_device
 
 _CHANNELS = 128
 
@@ -38,6 +38,7 @@ def _first_convolution(
     tl.store(out_ptr + place_XC, out_XC, mask=(x_X1 < X) & real_1C)
 
 
+@on_its_device
 def launch_first_convolution(x_B1HW: Tensor, convolution: nn.Conv2d) -> Tensor:
     batch, _, height, width = x_B1HW.shape
     size, stride = convolution.kernel_size[0], convolution.stride[0]
