@@ -19,6 +19,7 @@ from benchmarks.random_checkpoint import write_random_checkpoint
 from oasr_backend.batching import StepBatch
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
+from oasr_backend.features.samples import FLOAT32
 from oasr_backend.kernels import best_tokens
 
 REPEATS = 30
@@ -39,7 +40,7 @@ class StepBench:
         self.generations = tuple(range(10_000, 10_000 + width))
         self._contexts = [engine.caches.open(generation) for generation in self.generations]
         generator = np.random.default_rng(0)
-        rows = self.runner.staging[:width]
+        rows = self.runner.staging[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
         self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
 

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from benchmarks.engine import ClosedLoop, measuring_time
@@ -20,9 +19,10 @@ from benchmarks.random_checkpoint import Size, write_random_checkpoint
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.acoustic_model import ModelOutput
-from oasr_backend.batching import StepBatch
+from oasr_backend.batching import Staging, StepBatch
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
+from oasr_backend.features.samples import FLOAT32, PCM16
 
 STREAM_COUNTS = (16, 64, 256, 1024)
 #: As in running speech: about two tokens a chunk.
@@ -34,9 +34,8 @@ class PreparedRunner:
 
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
-        self.staging: npt.NDArray[np.float32] = np.zeros(
-            (config.max_step_streams, engine.geometry.window_samples), dtype=np.float32
-        )
+        window_shape = (config.max_step_streams, engine.geometry.window_samples)
+        self.staging: Staging = {dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)}
         shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from oasr_backend.features import WindowGeometry
+from oasr_backend.features.samples import FLOAT32, PCM16
 from oasr_backend.streams import Stream
+
+#: Rows for a step's windows, by the type of the samples.
+Staging = Mapping[np.dtype[Any], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
 class StepBatch:
     """One step's rows: whose they are, their windows and how much of each window is real.
 
-    `windows` is (B, S) samples, or (B, W, F) features where features are fed directly.
-    `num_frames` are encoder frames per row.
+    `windows` is (B, S) samples, float32 or int16, or (B, W, F) features where those are fed
+    directly. `num_frames` are encoder frames per row.
     """
 
     generations: tuple[int, ...]
-    windows: npt.NDArray[np.float32]
+    windows: npt.NDArray[np.float32] | npt.NDArray[np.int16]
     num_frames: tuple[int, ...]
 
     @property
@@ -44,10 +49,14 @@ def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stre
 
 
 def stack_windows(
-    streams: Sequence[Stream], geometry: WindowGeometry, *, into: npt.NDArray[np.float32]
+    streams: Sequence[Stream], geometry: WindowGeometry, *, into: Staging
 ) -> StepBatch:
-    """Moves each stream's next window into a row of `into` (at least B, window_samples)."""
-    rows = into[: len(streams)]
+    """Moves each stream's next window into a row of `into` (at least B, window_samples).
+
+    16-bit samples stay that as long as no stream of the step brings others: half to move.
+    """
+    all_pcm16 = all(stream.audio.holds_pcm16 for stream in streams)
+    rows = into[PCM16 if all_pcm16 else FLOAT32][: len(streams)]
     num_frames = tuple(
         geometry.num_encoder_frames(stream.audio.pop_window(row))
         for stream, row in zip(streams, rows, strict=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.acoustic_model import ModelOutput
+from oasr_backend.features.samples import PCM16_SCALE
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,23 @@ class GraphRunner:
     """Captures and replays; holds every static tensor. Only this class knows them.
 
     Graphs share one memory pool, so an output is valid until the next replay of any width.
+    Works whichever GPU is current to the thread.
     """
 
-    def __init__(self, step: DeviceStep, *, max_width: int, window_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        step: DeviceStep,
+        *,
+        max_width: int,
+        window_shape: tuple[int, ...],
+        device: torch.device,
+    ) -> None:
         self._step = step
+        self._device = device
         self._window_shape = window_shape
         self._captured: dict[int, CapturedStep] = {}
+        # Where 16-bit windows arrive; a graph reads float32.
+        self._pcm16 = torch.zeros((max_width, *window_shape), dtype=torch.int16, device=device)
         self.widths = width_ladder(max_width)
 
     def capture(self, pad_rows_3: Tensor) -> int:
@@ -58,15 +70,15 @@ class GraphRunner:
 
         Returns the bytes of device memory that the graphs keep. Raises what the device raises.
         """
-        device = pad_rows_3.device
-        before, _ = torch.cuda.mem_get_info(device)
-        pool = torch.cuda.graph_pool_handle()
-        for width in reversed(self.widths):
-            windows = torch.zeros((width, *self._window_shape), device=device)
-            rows_3W = pad_rows_3.repeat(1, width).contiguous()
-            self._captured[width] = self._capture_one(windows, rows_3W, pool)
-        torch.cuda.synchronize(device)
-        after, _ = torch.cuda.mem_get_info(device)
+        with torch.cuda.device(self._device):
+            before, _ = torch.cuda.mem_get_info()
+            pool = torch.cuda.graph_pool_handle()
+            for width in reversed(self.widths):
+                windows = torch.zeros((width, *self._window_shape), device=self._device)
+                rows_3W = pad_rows_3.repeat(1, width).contiguous()
+                self._captured[width] = self._capture_one(windows, rows_3W, pool)
+            torch.cuda.synchronize()
+            after, _ = torch.cuda.mem_get_info()
         return before - after
 
     def discard(self) -> None:
@@ -78,21 +90,29 @@ class GraphRunner:
         return min((width for width in self._captured if width >= num_rows), default=None)
 
     def replay(self, windows: Tensor, rows_3W: Tensor) -> ModelOutput:
-        """Both on the host, pinned, with as many rows as a captured width. Output aliased."""
+        """Both on the host, pinned, with as many rows as a captured width. Output aliased.
+
+        Windows are float32, or samples as int16.
+        """
         captured = self._captured[windows.shape[0]]
-        captured.windows.copy_(windows, non_blocking=True)
-        captured.rows_3W.copy_(rows_3W, non_blocking=True)
-        captured.graph.replay()
+        with torch.cuda.device(self._device):
+            if windows.dtype == torch.int16:
+                pcm16 = self._pcm16[: windows.shape[0]].copy_(windows, non_blocking=True)
+                torch.mul(pcm16, float(PCM16_SCALE), out=captured.windows)
+            else:
+                captured.windows.copy_(windows, non_blocking=True)
+            captured.rows_3W.copy_(rows_3W, non_blocking=True)
+            captured.graph.replay()
         return captured.output
 
     def _capture_one(self, windows: Tensor, rows_3W: Tensor, pool: Any) -> CapturedStep:
-        side = torch.cuda.Stream(windows.device)  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream(windows.device))
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Kernels are compiled and libraries pick their algorithms before the capture.
             for _ in range(_WARMUP_STEPS):
                 self._step(windows, rows_3W)
-        torch.cuda.current_stream(windows.device).wait_stream(side)
+        torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             output = self._step(windows, rows_3W)

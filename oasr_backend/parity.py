@@ -19,6 +19,7 @@ from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
 from oasr_backend.features import WindowGeometry
+from oasr_backend.features.samples import FLOAT32
 from oasr_backend.runner import EncoderRunner
 from oasr_backend.types import AudioChunk, Hypothesis
 
@@ -109,7 +110,7 @@ class _FeatureSession:
     def step(self, streams: Sequence[_FeatureStream]) -> None:
         if not streams:
             return
-        rows = self._runner.staging[: len(streams)]
+        rows = self._runner.staging[FLOAT32][: len(streams)]
         num_frames = tuple(
             stream.pop_window(row) for stream, row in zip(streams, rows, strict=True)
         )

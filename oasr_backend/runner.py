@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from oasr_backend.acoustic_model import AcousticModel, ModelOutput
-from oasr_backend.batching import StepBatch
+from oasr_backend.batching import Staging, StepBatch
 from oasr_backend.cache.device import to_device
+from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE
 from oasr_backend.graphs import GraphRunner
 from oasr_backend.stream_caches import StreamCaches
 
@@ -39,8 +38,8 @@ def is_device_lost(error: BaseException) -> bool:
 class EncoderRunner:
     """Runs batches on the device. Anything that touches the model happens here.
 
-    `staging` (max_step_streams, ...) receives the step's windows; it is pinned where the device is
-    a GPU, so that one asynchronous copy brings all of them over.
+    `staging` (max_step_streams, ...) receives the step's windows as samples of one type; it is
+    pinned where the device is a GPU, so that one asynchronous copy brings all of them over.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class EncoderRunner:
         self._model = model
         self._caches = caches
         self._device = caches.config.device
+        self._window_shape = window_shape
         is_pinned = self._device.type == "cuda"
-        self._staging = torch.zeros(window_shape, pin_memory=is_pinned)
+        staged = torch.zeros(window_shape, pin_memory=is_pinned)
+        # The same memory, since a step has one type of samples.
+        as_pcm16 = staged.view(torch.int16).flatten()[: staged.numel()].view(window_shape)
+        self._staging = {FLOAT32: staged, PCM16: as_pcm16}
+        self.staging: Staging = {FLOAT32: staged.numpy(), PCM16: as_pcm16.numpy()}
         self._rows = torch.zeros((3, window_shape[0]), dtype=torch.int64, pin_memory=is_pinned)
         self._graphs: GraphRunner | None = None
-
-    @property
-    def staging(self) -> npt.NDArray[np.float32]:
-        array: npt.NDArray[np.float32] = self._staging.numpy()
-        return array
 
     def capture(self) -> None:
         """Captures the step for a ladder of widths; on failure says so and stays eager.
@@ -67,9 +66,12 @@ class EncoderRunner:
         """
         if self._device.type != "cuda" or not self._caches.config.evicts:
             return
-        max_width, *window_shape = self._staging.shape
+        max_width, *window_shape = self._window_shape
         graphs = GraphRunner(
-            self._device_step, max_width=max_width, window_shape=tuple(window_shape)
+            self._device_step,
+            max_width=max_width,
+            window_shape=tuple(window_shape),
+            device=self._device,
         )
         pad_rows = torch.from_numpy(self._caches.row_data([], [], width=1)).to(self._device)
         try:
@@ -104,11 +106,14 @@ class EncoderRunner:
         assert self._graphs is not None
         rows_3W = self._rows[:, :width]
         rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        output = self._graphs.replay(self._staging[:width], rows_3W)
+        windows = self._staging[batch.windows.dtype][:width]
+        output = self._graphs.replay(windows, rows_3W)
         return output.first(batch.width)
 
     def _forward_eagerly(self, batch: StepBatch) -> ModelOutput:
         windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)
+        if windows.dtype == torch.int16:
+            windows = windows * float(PCM16_SCALE)
         rows_3B = self._caches.row_data(batch.generations, batch.num_frames, width=batch.width)
         bound = self._history_bound(batch.generations)
         return self._device_step(windows, to_device(rows_3B, self._device), history_frames=bound)

@@ -201,6 +201,30 @@ def test_the_caller_may_reuse_its_array() -> None:
     assert np.array_equal(row, kept)
 
 
+def test_a_window_of_pcm16_is_given_as_either_type() -> None:
+    codes = (noise(3 * SMALL.window_samples) * 30_000).astype(np.int16)
+    as_they_are, scaled = AudioBuffer(SMALL), AudioBuffer(SMALL)
+    for buffer in (as_they_are, scaled):
+        buffer.accept(codes)
+        buffer.finish(tail_padding=False)
+    assert as_they_are.holds_pcm16
+    while scaled.num_ready_windows:
+        code_row = np.full(SMALL.window_samples, 77, np.int16)
+        row = np.full(SMALL.window_samples, 77, np.float32)
+        assert as_they_are.pop_window(code_row) == scaled.pop_window(row)
+        assert np.array_equal(code_row / np.float32(32768), row)
+    assert as_they_are.num_ready_windows == 0
+
+
+def test_float_samples_do_not_go_into_a_row_of_pcm16() -> None:
+    buffer = AudioBuffer(SMALL)
+    buffer.accept(noise(SMALL.window_samples))
+    assert not buffer.holds_pcm16
+    with pytest.raises(StreamStateError, match="int16"):
+        buffer.pop_window(np.zeros(SMALL.window_samples, np.int16))
+    assert buffer.num_ready_windows == 1
+
+
 def test_misuse_is_refused_and_changes_nothing() -> None:
     buffer = AudioBuffer(SMALL)
     row = np.zeros(SMALL.window_samples, np.float32)

@@ -49,6 +49,19 @@ def test_the_text_does_not_depend_on_the_cutting(piece: int) -> None:
     assert_all_is_free(engine)
 
 
+def test_sixteen_bit_samples_share_a_step_with_floats_and_without() -> None:
+    codes = [np.round(noise(seed) * 32767).astype(np.int16) for seed in (4, 5)]
+    alone = [text_alone(pcm16.astype(np.float32) / 32768) for pcm16 in codes]
+    assert alone[0] != alone[1]
+    engine = golden_engine()
+    for streams in ((codes[0], codes[1]), (codes[0], codes[1] / np.float32(32768))):
+        asked = [chunk(index, samples, flags="SE") for index, samples in enumerate(streams)]
+        assert [result.text for result in engine.process(asked)] == alone
+    width = engine.metrics.step_width
+    assert width.total == 2 * sum(width.counts), "a stream stepped alone"
+    assert_all_is_free(engine)
+
+
 def test_partial_texts_are_beginnings_of_the_final_one() -> None:
     engine, samples = golden_engine(), noise(3, seconds=4)
     texts = [ask_one(engine, "a", samples[:8000], flags="S").text]

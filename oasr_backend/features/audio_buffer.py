@@ -140,6 +140,11 @@ class AudioBuffer:
         return self._is_finished
 
     @property
+    def holds_pcm16(self) -> bool:
+        """Whether the next window can be had as 16-bit samples."""
+        return self._samples.dtype == PCM16
+
+    @property
     def num_ready_windows(self) -> int:
         """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
         return self._num_ready_windows
@@ -188,17 +193,20 @@ class AudioBuffer:
         self._num_ready_windows = 0
         self._start = self._end
 
-    def pop_window(self, into: Samples) -> int:
-        """Writes the next window into a float32 row of `window_samples` and moves on by a stride.
+    def pop_window(self, into: Samples | Pcm16) -> int:
+        """Writes the next window into a row of `window_samples` and moves on by a stride.
 
-        Returns the number of valid feature frames; samples after the last of them are zero.
-        Raises StreamStateError, and moves nothing, if no window is ready or the row doesn't fit.
+        The row is float32, or int16 where `holds_pcm16`. Returns the number of valid feature
+        frames; samples after the last of them are zero. Raises StreamStateError, and moves
+        nothing, if no window is ready or the row doesn't fit.
         """
         geometry = self.geometry
-        if into.shape != (geometry.window_samples,) or into.dtype != FLOAT32:
+        is_scaled = self.holds_pcm16 and into.dtype == FLOAT32
+        fits = is_scaled or into.dtype == self._samples.dtype
+        if into.shape != (geometry.window_samples,) or not fits:
             raise StreamStateError(
-                f"window row is {into.dtype} of shape {into.shape}; "
-                f"pass float32 of shape ({geometry.window_samples},)"
+                f"window row is {into.dtype} of shape {into.shape}; pass float32, or int16 where "
+                f"holds_pcm16 says so, of shape ({geometry.window_samples},)"
             )
         if self._num_ready_windows < 1:
             raise StreamStateError(
@@ -208,12 +216,12 @@ class AudioBuffer:
         num_frames = self._next_window_frames()
         num_copied = min(self.buffered_samples, geometry.num_samples(num_frames))
         held_S = self._samples[self._start : self._start + num_copied]
-        if held_S.dtype == PCM16:
+        if is_scaled:
             np.multiply(held_S, PCM16_SCALE, out=into[:num_copied])
         else:
             into[:num_copied] = held_S
         if num_copied < into.size:
-            into[num_copied:] = 0.0
+            into[num_copied:] = 0
         self._start = min(self._start + geometry.stride_samples, self._end)
         self._popped_windows += 1
         self._num_ready_windows -= 1
