@@ -58,7 +58,10 @@ class Hypothesis(NamedTuple):
 
 
 class AudioChunk(NamedTuple):
-    """One request: a piece of one stream. `parameters` count on the first piece only."""
+    """One request: a piece of one stream. `parameters` count on the first piece only.
+
+    `samples_S` is handed over: it is kept, not copied, and nobody writes to it afterwards.
+    """
 
     stream_id: StreamId
     samples_S: Samples | Pcm16

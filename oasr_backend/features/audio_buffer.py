@@ -9,13 +9,14 @@ Consecutive windows overlap by the encoder's right context, so nothing is carrie
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from oasr_backend.errors import ConfigError, StreamStateError
-from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, as_float32, check_samples
+from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, check_samples
 from oasr_backend.types import Pcm16, Samples
 
 #: Samples a second that the buffer holds, whatever the client sends.
@@ -104,17 +105,16 @@ class WindowGeometry:
 class AudioBuffer:
     """Cuts one stream into windows; the result doesn't depend on how the samples arrive.
 
-    Holds only samples that a later window needs, of the type that they came in; a stream of both
-    types is held as float32. `_samples[_start:_end]` are those from the next window's start on.
+    Samples are moved once, from the array that they came in to the window's row. `_pieces` are
+    those arrays, as far as a later window needs them; `_passed` samples of the first are done with.
     """
 
-    def __init__(self, geometry: WindowGeometry, *, initial_capacity: int | None = None) -> None:
-        """`initial_capacity` in samples, by default two windows; the buffer grows beyond it."""
+    def __init__(self, geometry: WindowGeometry) -> None:
         self.geometry = geometry
-        self._min_capacity = max(1, initial_capacity or 2 * geometry.window_samples)
-        self._samples: Samples | Pcm16 = np.empty(0, dtype=FLOAT32)
-        self._start = 0
-        self._end = 0
+        self._pieces: deque[Samples | Pcm16] = deque()
+        self._passed = 0
+        self._num_float_pieces = 0
+        self._buffered_samples = 0
         self._heard_samples = 0
         self._popped_windows = 0
         self._num_ready_windows = 0
@@ -129,7 +129,7 @@ class AudioBuffer:
 
     @property
     def buffered_samples(self) -> int:
-        return self._end - self._start
+        return self._buffered_samples
 
     @property
     def popped_windows(self) -> int:
@@ -142,7 +142,7 @@ class AudioBuffer:
     @property
     def holds_pcm16(self) -> bool:
         """Whether the next window can be had as 16-bit samples."""
-        return self._samples.dtype == PCM16
+        return not self._num_float_pieces
 
     @property
     def num_ready_windows(self) -> int:
@@ -150,9 +150,10 @@ class AudioBuffer:
         return self._num_ready_windows
 
     def accept(self, samples_S: Samples | Pcm16) -> None:
-        """Copies samples, float32 in [-1, 1] or int16, of any number behind those already held.
+        """Takes samples, float32 in [-1, 1] or int16, of any number behind those already held.
 
-        Raises StreamStateError after `finish`, or for another shape or dtype.
+        The array is kept until its last window is cut: nobody may write to it afterwards. Raises
+        StreamStateError after `finish`, or for another shape or dtype.
         """
         if self._is_finished:
             raise StreamStateError(
@@ -160,13 +161,11 @@ class AudioBuffer:
             )
         check_samples(samples_S)
         num_samples = samples_S.size
-        if num_samples and samples_S.dtype != self._samples.dtype:
-            samples_S = self._of_one_type(samples_S)
-        if self._end + num_samples > self._samples.size:
-            self._make_room(num_samples)
-        end = self._end + num_samples
-        self._samples[self._end : end] = samples_S
-        self._end = end
+        if not num_samples:
+            return
+        self._pieces.append(samples_S)
+        self._num_float_pieces += samples_S.dtype == FLOAT32
+        self._buffered_samples += num_samples
         self._heard_samples += num_samples
         self._num_ready_windows = self._count_full_windows()
 
@@ -191,7 +190,7 @@ class AudioBuffer:
         self._is_finished = True
         self._is_discarded = True
         self._num_ready_windows = 0
-        self._start = self._end
+        self._pass(self._buffered_samples)
 
     def pop_window(self, into: Samples | Pcm16) -> int:
         """Writes the next window into a row of `window_samples` and moves on by a stride.
@@ -201,8 +200,7 @@ class AudioBuffer:
         nothing, if no window is ready or the row doesn't fit.
         """
         geometry = self.geometry
-        is_scaled = self.holds_pcm16 and into.dtype == FLOAT32
-        fits = is_scaled or into.dtype == self._samples.dtype
+        fits = into.dtype == FLOAT32 or (into.dtype == PCM16 and self.holds_pcm16)
         if into.shape != (geometry.window_samples,) or not fits:
             raise StreamStateError(
                 f"window row is {into.dtype} of shape {into.shape}; pass float32, or int16 where "
@@ -214,15 +212,11 @@ class AudioBuffer:
                 "samples are held; wait for num_ready_windows > 0"
             )
         num_frames = self._next_window_frames()
-        num_copied = min(self.buffered_samples, geometry.num_samples(num_frames))
-        held_S = self._samples[self._start : self._start + num_copied]
-        if is_scaled:
-            np.multiply(held_S, PCM16_SCALE, out=into[:num_copied])
-        else:
-            into[:num_copied] = held_S
+        num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
+        self._copy_first(into[:num_copied])
         if num_copied < into.size:
             into[num_copied:] = 0
-        self._start = min(self._start + geometry.stride_samples, self._end)
+        self._pass(min(geometry.stride_samples, self._buffered_samples))
         self._popped_windows += 1
         self._num_ready_windows -= 1
         return num_frames
@@ -232,10 +226,14 @@ class AudioBuffer:
         released = min(self._popped_windows * self.geometry.stride_samples, self._heard_samples)
         if self._is_discarded:
             released = self._heard_samples
-        if not 0 <= self._start <= self._end <= self._samples.size:
+        num_held = sum(piece.size for piece in self._pieces) - self._passed
+        num_float = sum(piece.dtype == FLOAT32 for piece in self._pieces)
+        is_passed = bool(self._pieces) and self._passed >= self._pieces[0].size
+        if (num_held, num_float) != (self.buffered_samples, self._num_float_pieces) or is_passed:
             raise StreamStateError(
-                f"held range {self._start}..{self._end} leaves the buffer of {self._samples.size} "
-                "samples; close the stream"
+                f"{num_held} samples in {len(self._pieces)} arrays, {num_float} of them float32, "
+                f"are not the {self.buffered_samples} and {self._num_float_pieces} that are "
+                "counted; close the stream"
             )
         if self.buffered_samples != self._heard_samples - released:
             raise StreamStateError(
@@ -270,27 +268,29 @@ class AudioBuffer:
             return min(self.geometry.window_frames, self._remaining_frames())
         return self.geometry.window_frames
 
-    def _of_one_type(self, samples_S: Samples | Pcm16) -> Samples | Pcm16:
-        """The samples as they are to be held; what is held has the same type afterwards."""
-        if self._start == self._end:
-            self._samples, self._start, self._end = np.empty_like(samples_S, shape=0), 0, 0
-            return samples_S
-        self._samples = as_float32(self._samples)
-        return as_float32(samples_S)
+    def _copy_first(self, into: Samples | Pcm16) -> None:
+        """Fills `into` with the oldest samples held."""
+        begin, skipped = 0, self._passed
+        for piece in self._pieces:
+            part = piece[skipped : skipped + into.size - begin]
+            end = begin + part.size
+            if part.dtype == into.dtype:
+                into[begin:end] = part
+            else:
+                np.multiply(part, PCM16_SCALE, out=into[begin:end])
+            if end == into.size:
+                return
+            begin, skipped = end, 0
 
-    def _make_room(self, num_samples: int) -> None:
-        """Room for `num_samples` more than there is, at a constant cost per sample over time.
-
-        Held samples move to the front only if that frees half the buffer; else it is replaced.
-        A buffer that a burst made large is given back at the next move.
-        """
-        needed = self.buffered_samples + num_samples
-        held_S = self._samples[self._start : self._end]
-        capacity = max(self._min_capacity, 2 * needed)
-        if not capacity <= self._samples.size <= 2 * capacity:
-            self._samples = np.empty_like(self._samples, shape=capacity)
-        self._samples[: held_S.size] = held_S
-        self._start, self._end = 0, held_S.size
+    def _pass(self, num_samples: int) -> None:
+        """Lets go of the oldest samples."""
+        self._buffered_samples -= num_samples
+        self._passed += num_samples
+        pieces = self._pieces
+        while pieces and self._passed >= pieces[0].size:
+            piece = pieces.popleft()
+            self._passed -= piece.size
+            self._num_float_pieces -= piece.dtype == FLOAT32
 
 
 def _count(available: int, first: int, step: int) -> int:
