@@ -40,7 +40,7 @@ class StepBench:
         self.generations = tuple(range(10_000, 10_000 + width))
         self._contexts = [engine.caches.open(generation) for generation in self.generations]
         generator = np.random.default_rng(0)
-        rows = self.runner.staging[FLOAT32][:width]
+        rows = self.runner.next_staging()[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
         self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
 
@@ -53,7 +53,7 @@ class StepBench:
         caches, chunk = self._engine.caches, self._engine.config.chunk_size
         caches.prepare(self.generations)
         output = self.runner.forward(self.batch)
-        caches.commit(self.generations, (chunk,) * len(self.generations), output)
+        caches.commit(self.generations, (chunk,) * len(self.generations), output)()
         return output.logits_BTV
 
     def device_ms(self) -> float:

@@ -35,7 +35,9 @@ class PreparedRunner:
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
         window_shape = (config.max_step_streams, engine.geometry.window_samples)
-        self.staging: Staging = {dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)}
+        self._staging: Staging = {
+            dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
+        }
         shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)
@@ -43,6 +45,11 @@ class PreparedRunner:
         logits_BTV[..., model.blank_id] += 20.0 * silent_BT
         encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
         self._output = ModelOutput(encoded_BTD, logits_BTV)
+
+    runs_ahead = False
+
+    def next_staging(self) -> Staging:
+        return self._staging
 
     def forward(self, batch: StepBatch) -> ModelOutput:
         return self._output.first(batch.width)

@@ -14,6 +14,9 @@ from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32, PCM16
 from oasr_backend.streams import Stream
 
+#: Below this the second part's fixed cost on the device is more than what the host does meanwhile.
+LEAST_SPLIT_WIDTH = 128
+
 #: Rows for a step's windows, by the type of the samples.
 Staging = Mapping[np.dtype[Any], npt.NDArray[Any]]
 
@@ -46,6 +49,14 @@ class StepBatch:
 def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stream]:
     """The first streams with a full window, each once: a long chunk takes turns as all do."""
     return list(islice((s for s in streams if s.has_ready_window), max_step_streams))
+
+
+def halves(streams: Sequence[Stream]) -> list[Sequence[Stream]]:
+    """Two parts of a step that is wide enough to win by it, else the step as it is."""
+    if len(streams) < LEAST_SPLIT_WIDTH:
+        return [streams]
+    middle = len(streams) // 2
+    return [streams[:middle], streams[middle:]]
 
 
 def stack_windows(

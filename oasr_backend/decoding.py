@@ -20,7 +20,7 @@ from oasr_backend.cache.device import to_device
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, StreamState
 from oasr_backend.decoders.arpa import load_arpa
-from oasr_backend.decoders.base import Tail
+from oasr_backend.decoders.base import Finish, Tail
 from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import DecoderName
 from oasr_backend.decoders.hotwords import HotwordScorer
@@ -162,10 +162,15 @@ class StreamDecoders:
     def get_decoder(self, stream_id: StreamId) -> StreamHandle:
         return self._find(stream_id).manager.get_decoder(stream_id)
 
-    def decode(
+    def begin_decode(
         self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], logits_BTV: Tensor
-    ) -> None:
-        """One step: row i of the (B, T, V) logits belongs to stream i."""
+    ) -> Finish:
+        """One step: row i of the (B, T, V) logits belongs to stream i.
+
+        The logits have been read, as the device sees it, when this returns; hypotheses grow with
+        the returned call.
+        """
+        begun = []
         by_kind = self._rows_by_kind(stream_ids)
         for kind, rows in by_kind.items():
             manager = self._decoders[kind].manager
@@ -177,7 +182,13 @@ class StreamDecoders:
                 scores_NTV = scores_NTV.float().log_softmax(dim=-1)
             states = manager.get_states([stream_ids[row] for row in rows])
             frames = [num_frames[row] for row in rows]
-            manager.decoder.decode_chunk_batch(scores_NTV, states, num_frames=frames)
+            begun.append(manager.decoder.begin_chunk_batch(scores_NTV, states, num_frames=frames))
+
+        def finish() -> None:
+            for finish_kind in begun:
+                finish_kind()
+
+        return finish
 
     @property
     def keeps_frames(self) -> bool:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.admission import Admission
-from oasr_backend.batching import StepBatch, next_batch, stack_windows
+from oasr_backend.batching import StepBatch, halves, next_batch, stack_windows
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.base import Finish
 from oasr_backend.decoding import decoder_config, load_language_model
 from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
@@ -36,6 +37,15 @@ from oasr_backend.turns import Turn, TurnQueues
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Launched:
+    """Streams whose step the device works on; `finish` is None where that failed."""
+
+    streams: Sequence[Stream]
+    begin_s: float
+    finish: Finish | None = None
 
 
 class Engine:
@@ -102,6 +112,7 @@ class Engine:
         self._lock = FairLock()
         self._turns = TurnQueues()
         self._refusals = RefusalLog(clock)
+        self._landed_s = 0.0
         self._lost: DeviceLostError | None = None
 
     @classmethod
@@ -208,32 +219,52 @@ class Engine:
         turn.result = ChunkResult(error=error.without_history())
 
     def _step(self, streams: Sequence[Stream]) -> None:
-        begin_s = time.perf_counter()
-        try:
+        """Prepare, forward, commit; a wide step in two parts, one ahead of the other."""
+        parts = halves(streams) if self._runner.runs_ahead else [streams]
+        for launched in [self._launch(part) for part in parts]:
+            self._land(launched)
+
+    def _launch(self, streams: Sequence[Stream]) -> _Launched:
+        launched = _Launched(streams, begin_s=time.perf_counter())
+        with self._failing(streams):
             batch = self._prepare(streams)
             with self._lock.released():
                 output = self._forward(batch)
-            self._commit(streams, batch, output)
-        except Exception as error:
-            self._fail(streams, error)
-        elapsed_s = time.perf_counter() - begin_s
-        for stream in streams:
-            stream.step_ms = elapsed_s * 1e3
-        self.metrics.step_done(len(streams), elapsed_s)
+            launched.finish = self.caches.commit(batch.generations, batch.num_frames, output)
+            for stream, num_frames in zip(streams, batch.num_frames, strict=True):
+                stream.num_encoder_frames += num_frames
+        return launched
+
+    def _land(self, launched: _Launched) -> None:
+        if launched.finish is not None:
+            with self._failing(launched.streams):
+                launched.finish()
+        landed_s = time.perf_counter()
+        step_ms = (landed_s - launched.begin_s) * 1e3
+        for stream in launched.streams:
+            stream.step_ms = step_ms
+        # Of two parts that overlap, the time counts once.
+        self.metrics.step_done(
+            len(launched.streams), landed_s - max(launched.begin_s, self._landed_s)
+        )
+        self._landed_s = landed_s
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         self.caches.prepare([stream.generation for stream in streams])
-        return stack_windows(streams, self.geometry, into=self._runner.staging)
+        return stack_windows(streams, self.geometry, into=self._runner.next_staging())
 
     def _forward(self, batch: StepBatch) -> ModelOutput:
         if self.config.debug_slow_step_ms:
             time.sleep(self.config.debug_slow_step_ms / 1000)
         return self._runner.forward(batch)
 
-    def _commit(self, streams: Sequence[Stream], batch: StepBatch, output: ModelOutput) -> None:
-        self.caches.commit(batch.generations, batch.num_frames, output)
-        for stream, num_frames in zip(streams, batch.num_frames, strict=True):
-            stream.num_encoder_frames += num_frames
+    @contextmanager
+    def _failing(self, streams: Sequence[Stream]) -> Iterator[None]:
+        """What goes wrong inside ends these streams and no others."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(streams, error)
 
     def _fail(self, streams: Sequence[Stream], error: Exception) -> None:
         """Closes the streams of a failed step: their rows may be half-written."""

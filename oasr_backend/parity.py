@@ -110,7 +110,7 @@ class _FeatureSession:
     def step(self, streams: Sequence[_FeatureStream]) -> None:
         if not streams:
             return
-        rows = self._runner.staging[FLOAT32][: len(streams)]
+        rows = self._runner.next_staging()[FLOAT32][: len(streams)]
         num_frames = tuple(
             stream.pop_window(row) for stream, row in zip(streams, rows, strict=True)
         )
@@ -118,7 +118,7 @@ class _FeatureSession:
         self._caches.prepare(batch.generations)
         output = self._runner.forward(batch)
         log_probs_BTV = output.logits_BTV.float().log_softmax(dim=-1)
-        self._caches.commit(batch.generations, num_frames, output)
+        self._caches.commit(batch.generations, num_frames, output)()
         for row, stream in enumerate(streams):
             stream.log_probs_TV.append(log_probs_BTV[row, : num_frames[row]].cpu().numpy())
 

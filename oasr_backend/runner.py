@@ -35,29 +35,53 @@ def is_device_lost(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_SIGNS)
 
 
+class _StagingBlock:
+    """Host memory for what one batch sends to the device, pinned where that is a GPU.
+
+    The same memory serves either type of samples, since a batch has one.
+    """
+
+    def __init__(self, window_shape: tuple[int, ...], *, is_pinned: bool) -> None:
+        floats = torch.zeros(window_shape, pin_memory=is_pinned)
+        codes = floats.view(torch.int16).flatten()[: floats.numel()].view(window_shape)
+        self.windows = {FLOAT32: floats, PCM16: codes}
+        self.arrays: Staging = {FLOAT32: floats.numpy(), PCM16: codes.numpy()}
+        self._rows = torch.zeros(3 * window_shape[0], dtype=torch.int64, pin_memory=is_pinned)
+
+    # The name carries its shape.
+    def rows_3W(self, width: int) -> Tensor:  # noqa: N802
+        """Contiguous: a strided copy would go through pageable memory and wait for the device."""
+        return self._rows[: 3 * width].view(3, width)
+
+
 class EncoderRunner:
     """Runs batches on the device. Anything that touches the model happens here.
 
-    `staging` (max_step_streams, ...) receives the step's windows as samples of one type; it is
-    pinned where the device is a GPU, so that one asynchronous copy brings all of them over.
+    Windows are written into rows of `next_staging()`, then `forward` takes them from there. Two
+    blocks take turns, so that one batch can be got ready while the device still reads the other.
     """
 
     def __init__(
         self, model: AcousticModel, caches: StreamCaches, *, window_shape: tuple[int, ...]
     ) -> None:
-        """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features."""
+        """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features.
+
+        `runs_ahead` says whether `forward` returns before the device is done.
+        """
         self._model = model
         self._caches = caches
         self._device = caches.config.device
         self._window_shape = window_shape
-        is_pinned = self._device.type == "cuda"
-        staged = torch.zeros(window_shape, pin_memory=is_pinned)
-        # The same memory, since a step has one type of samples.
-        as_pcm16 = staged.view(torch.int16).flatten()[: staged.numel()].view(window_shape)
-        self._staging = {FLOAT32: staged, PCM16: as_pcm16}
-        self.staging: Staging = {FLOAT32: staged.numpy(), PCM16: as_pcm16.numpy()}
-        self._rows = torch.zeros((3, window_shape[0]), dtype=torch.int64, pin_memory=is_pinned)
+        is_pinned = self.runs_ahead = self._device.type == "cuda"
+        self._block, self._other_block = (
+            _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(2)
+        )
         self._graphs: GraphRunner | None = None
+
+    def next_staging(self) -> Staging:
+        """Rows (max_step_streams, ...) for the windows of the next batch, by type of samples."""
+        self._block, self._other_block = self._other_block, self._block
+        return self._block.arrays
 
     def capture(self) -> None:
         """Captures the step for a ladder of widths; on failure says so and stays eager.
@@ -104,9 +128,9 @@ class EncoderRunner:
 
     def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None
-        rows_3W = self._rows[:, :width]
+        rows_3W = self._block.rows_3W(width)
         rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        windows = self._staging[batch.windows.dtype][:width]
+        windows = self._block.windows[batch.windows.dtype][:width]
         output = self._graphs.replay(windows, rows_3W)
         return output.first(batch.width)
 

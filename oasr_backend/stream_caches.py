@@ -31,6 +31,7 @@ from oasr_backend.cache.sizing import (
 )
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.decoders.base import Finish
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.decoding import StreamDecoders
 from oasr_backend.encoders import EncoderCaches, EncoderSpec
@@ -224,11 +225,16 @@ class StreamCaches:
 
     def commit(
         self, generations: Sequence[int], num_frames: Sequence[int], output: ModelOutput
-    ) -> None:
-        """Makes the step count: lengths advance, old history goes, hypotheses grow."""
+    ) -> Finish:
+        """Makes the step count: lengths advance, old history goes.
+
+        `output` has been read, as the device sees it, when this returns. The hypotheses grow with
+        the returned call, which waits for the device.
+        """
         self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
-        self.ctc.decode(generations, num_frames, output.logits_BTV)
+        finish = self.ctc.begin_decode(generations, num_frames, output.logits_BTV)
         self.ctc.keep_encoded(generations, num_frames, output.encoded_BTD)
+        return finish
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
         """The best hypothesis of each stream so far, without device work."""

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from oasr_backend import decoders
-from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
+from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, greedy, prefix_beam
+from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.errors import ConfigError, DecoderStateError, StreamStateError
 
 DECODERS = ["greedy", "prefix_beam"]
@@ -202,14 +203,34 @@ def test_no_states_and_no_rows_is_a_no_op(decoder: GpuStreamingDecoder) -> None:
     decoder.decode_chunk_batch(log_probs(0, 0, 4, 8), [])
 
 
+def test_chunks_begun_ahead_of_each_other_are_taken_in_in_order(
+    decoder: GpuStreamingDecoder,
+) -> None:
+    first, second = log_probs(1, 2, 9, 8), log_probs(2, 3, 7, 8)
+    states = [decoder.create_state(1, 8) for _ in range(5)]
+    finish_first = decoder.begin_chunk_batch(first, states[:2])
+    finish_second = decoder.begin_chunk_batch(second, states[2:])
+    assert [len(best.tokens) for best in decoder.best_batch(states)] == [0] * 5
+    finish_first()
+    assert not any(best.tokens for best in decoder.best_batch(states[2:]))
+    finish_second()
+    together = [decoder.create_state(1, 8) for _ in range(5)]
+    decoder.decode_chunk_batch(first, together[:2])
+    decoder.decode_chunk_batch(second, together[2:])
+    assert decoder.best_batch(states) == decoder.best_batch(together)
+    assert all(best.tokens for best in decoder.best_batch(states))
+
+
 def test_a_chunk_costs_one_copy_to_the_host(
     decoder: GpuStreamingDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = [decoder.create_state(1, 8) for _ in range(6)]
     copies = []
-    to_host = torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: (copies.append(x.shape), to_host(x))[1])
-    for name in ("item", "tolist", "__bool__", "nonzero"):
+    for module in (greedy, prefix_beam):
+        monkeypatch.setattr(
+            module, "begin_copy", lambda x: (copies.append(x.shape), begin_copy(x))[1]
+        )
+    for name in ("cpu", "item", "tolist", "__bool__", "nonzero"):
         monkeypatch.setattr(torch.Tensor, name, _refuse)
     decoder.decode_chunk_batch(log_probs(1, 6, 9, 8), states, num_frames=[9, 3, 0, 9, 1, 2])
     decoder.best_batch(states)

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from oasr_backend import batching
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
     STRIDE_SAMPLES,
@@ -59,6 +60,18 @@ def test_sixteen_bit_samples_share_a_step_with_floats_and_without() -> None:
         assert [result.text for result in engine.process(asked)] == alone
     width = engine.metrics.step_width
     assert width.total == 2 * sum(width.counts), "a stream stepped alone"
+    assert_all_is_free(engine)
+
+
+def test_a_wide_step_in_two_parts_gives_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", 3)
+    engine = golden_engine()
+    engine._runner.runs_ahead = True
+    results = engine.process([chunk(seed, noise(seed), flags="SE") for seed in range(7)])
+    assert [result.text for result in results] == [text_alone(noise(seed)) for seed in range(7)]
+    width = engine.metrics.step_width
+    assert width.total == 3.5 * sum(width.counts), "seven streams step as three and four"
+    assert engine.metrics.compute_s == pytest.approx(engine.metrics.step_s.total)
     assert_all_is_free(engine)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from oasr_backend import batching
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
@@ -43,6 +44,26 @@ def test_a_failing_step_closes_the_streams_of_that_step_only() -> None:
     assert ask_one(engine, "early", flags="E").text == text_alone(noise(1))
     error_of(ask_one(engine, "beside"), "unknown", "send START")
     assert engine.is_healthy
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("bad_one", [0, 3])
+def test_a_part_that_fails_leaves_the_other_part_alone(
+    bad_one: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", 4)
+    engine = golden_engine()
+    engine._runner.runs_ahead = True
+    audio = [marked(noise(seed)) if seed == bad_one else noise(seed) for seed in range(4)]
+    chunks = [chunk(seed, samples, flags="SE") for seed, samples in enumerate(audio)]
+    with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):
+        results = ask(engine, *chunks)
+    beside = {0, 1} if bad_one < 2 else {2, 3}
+    for seed, result in enumerate(results):
+        if seed in beside:
+            error_of(result, "no such kernel", "send START")
+        else:
+            assert result.text == text_alone(noise(seed))
     assert_all_is_free(engine)
 
 

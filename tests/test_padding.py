@@ -32,7 +32,7 @@ class Stepper:
         padded_WS[: len(self.generations)] = windows_BS
         padded = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
         output = padded.first(len(self.generations))
-        self._caches.commit(self.generations, num_frames, output)
+        self._caches.commit(self.generations, num_frames, output)()
         return output.logits_BTV.clone()
 
 

@@ -6,7 +6,7 @@ by implementing `CtcSearch`, whose storage is addressed by row, one row per audi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -49,6 +49,11 @@ class Tail(NamedTuple):
     num_stable: int
 
 
+#: Waits for the device and takes in what it found. Called once for every chunk that was begun, in
+#: their order; until then the hypotheses are those from before the chunk.
+Finish = Callable[[], None]
+
+
 class CtcSearch(Protocol):
     def grow(self, num_rows: int) -> None:
         """Have room for `num_rows` rows; the values of present rows are kept."""
@@ -56,8 +61,8 @@ class CtcSearch(Protocol):
     def reset_rows(self, rows: Sequence[int]) -> None:
         """Put the rows at the start of a stream."""
 
-    def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
-        """Decode one chunk of N rows with at most one device-to-host copy."""
+    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
+        """Queue the decoding of one chunk of N rows, with at most one device-to-host copy."""
 
     def num_stable(self, row: int) -> int:
         """How many first tokens of the row's hypotheses can no longer change."""

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, IntArray, Tail
+from oasr_backend.decoders.base import ChunkRows, Finish, IntArray, Tail
+from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.types import Hypothesis
 
@@ -79,8 +80,9 @@ class GreedySearch:
             self._score[row] = 0.0
             self._transcripts[row] = _Transcript()
 
-    def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
-        self.extend(best_tokens(log_probs_NTV).cpu().numpy(), chunk)
+    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
+        found = begin_copy(best_tokens(log_probs_NTV))
+        return lambda: self.extend(found(), chunk)
 
     def extend(self, packed_2NT: npt.NDArray[np.int32], chunk: ChunkRows) -> None:
         """The host part: take in what `best_tokens` gave for the chunk."""

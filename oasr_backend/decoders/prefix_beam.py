@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from oasr_backend.decoders.base import ChunkRows, Tail
+from oasr_backend.decoders.base import ChunkRows, Finish, Tail
 from oasr_backend.decoders.beam_frame import (
     LOG_ZERO,
     NO_TOKEN,
@@ -36,6 +36,7 @@ from oasr_backend.decoders.beam_history import BeamHistory
 from oasr_backend.decoders.beam_trace import ChunkTrace, pack_chunk
 from oasr_backend.decoders.bias import ChunkBias, PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
+from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.types import Hypothesis
 
 _TOKEN_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -171,7 +172,7 @@ class PrefixBeamSearch:
         self._history.reset_rows(rows)
 
     @torch.inference_mode()
-    def advance(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> None:
+    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
         candidates = select_candidates(log_probs_NTV, self._config)
         order = np.argsort(-chunk.num_frames, kind="stable")[: np.count_nonzero(chunk.num_frames)]
         if not np.array_equal(order, np.arange(log_probs_NTV.shape[0])):
@@ -191,8 +192,13 @@ class PrefixBeamSearch:
             extend_TNC=candidates.extend_TNC,
         )
         shape_TNB = (len(records), len(order), beams.beam)
-        trace = ChunkTrace.from_packed(packed.cpu().numpy(), shape_TNB)
-        self._history.extend(trace.ranked() if bias else trace, chunk)
+        found = begin_copy(packed)
+
+        def take_in() -> None:
+            trace = ChunkTrace.from_packed(found(), shape_TNB)
+            self._history.extend(trace.ranked() if bias else trace, chunk)
+
+        return take_in
 
     def _to_device(self, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(indices).to(self._device, non_blocking=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, CtcSearch, Tail
+from oasr_backend.decoders.base import ChunkRows, CtcSearch, Finish, Tail
 from oasr_backend.decoders.bias import PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
 from oasr_backend.decoders.greedy import GreedySearch
@@ -92,6 +92,20 @@ class GpuStreamingDecoder:
     ) -> None:
         """Decode one chunk of many states; N is the sum of their batches, in order.
 
+        The hypotheses have grown when this returns. Further as `begin_chunk_batch`.
+        """
+        self.begin_chunk_batch(log_probs_NTV, states, num_frames=num_frames, mask=mask)()
+
+    def begin_chunk_batch(
+        self,
+        log_probs_NTV: torch.Tensor,
+        states: Sequence[StreamState],
+        *,
+        num_frames: Sequence[int] | None = None,
+        mask: Sequence[bool] | torch.Tensor | None = None,
+    ) -> Finish:
+        """Queue the decoding of one chunk; hypotheses grow with the returned call.
+
         Per state, `num_frames` says how many of the T frames are valid (all when None) and `mask`
         whether it takes part; both live on the host. Frames and states left out change nothing.
         Log-probs are read as fp32. Raises StreamStateError before anything changes.
@@ -103,10 +117,11 @@ class GpuStreamingDecoder:
             frames = [n if takes else 0 for n, takes in zip(frames, takes_part, strict=True)]
         longest = max(frames, default=0)
         if not longest:
-            return
-        self._search.advance(log_probs_NTV[:, :longest], _chunk_rows(states, rows, frames))
+            return _nothing_to_finish
+        finish = self._search.begin(log_probs_NTV[:, :longest], _chunk_rows(states, rows, frames))
         for state, count in zip(states, frames, strict=True):
             state.step += count
+        return finish
 
     def peek(self, state: StreamState | None = None) -> GpuDecoderResult:
         """The hypotheses so far; changes nothing and does no device work."""
@@ -209,6 +224,10 @@ class GpuStreamingDecoder:
                 "one row per batch entry of each state"
             )
         return rows
+
+
+def _nothing_to_finish() -> None:
+    """Of a chunk without frames."""
 
 
 def _frames_per_state(
