@@ -40,7 +40,7 @@ def is_warmup(chunk: AudioChunk) -> bool:
 
 def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
     """What one request says, with the fault that is to be its answer if it cannot be read."""
-    flags = request.flags()
+    flags, requested = request.flags(), request.requested_output_names()
     samples_S: Samples | Pcm16 = _NO_SAMPLES
     parameters, fault = NO_PARAMETERS, None
     try:
@@ -54,28 +54,43 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
         is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
         is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
         parameters=parameters,
-        wants_result="RESULT" in request.requested_output_names(),
+        wants_text="TRANSCRIPTS" in requested,
+        wants_result="RESULT" in requested,
         is_cancelled=request.is_cancelled if asks_cancelled else never,
         fault=fault,
     )
 
 
-def write_response(result: ChunkResult) -> Any:
+def write_response(result: ChunkResult, *, wants_text: bool = True) -> Any:
+    """Only outputs that the request asked for may be in it.
+
+    A response sender drops the others without the GIL, which breaks the heap of the process.
+    """
     if result.error is not None:
         code = getattr(pb_utils.TritonError, result.error.triton_code)
         error = pb_utils.TritonError(str(result.error), code)
         return pb_utils.InferenceResponse(output_tensors=[], error=error)
-    tensors = [_string_tensor("TRANSCRIPTS", result.text)]
+    tensors = [_string_tensor("TRANSCRIPTS", result.text)] if wants_text else []
     if result.document is not None:
         tensors.append(_string_tensor("RESULT", json.dumps(result.document, ensure_ascii=False)))
     return pb_utils.InferenceResponse(output_tensors=tensors)
 
 
-def answer_now(sender: Any, result: ChunkResult | None) -> None:
+def answer_now(sender: Any, result: ChunkResult | None, *, wants_text: bool = True) -> None:
     """Sends the one answer of a request outside of `execute`'s list."""
     if result is None:
         result = ChunkResult(error=StepFailedError("the request was left without an answer"))
-    sender.send(write_response(result), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+    response = write_response(result, wants_text=wants_text)
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def lay_out_strings_fast() -> None:
+    """Makes this process lay out string tensors of one element itself; others are Triton's part.
+
+    Triton's function returns bytes, of which its stub makes an array. The stub takes an array as
+    it is, and copies from it while it holds it, so it may lie in bytes that the array keeps alive.
+    """
+    pb_utils.serialize_byte_tensor = _lay_out
 
 
 class MetricsPublisher:
@@ -183,3 +198,13 @@ def _parameters(request: Any) -> dict[str, ParameterValue]:
 
 def _string_tensor(name: str, text: str) -> Any:
     return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))
+
+
+_lay_out_any = pb_utils.serialize_byte_tensor
+
+
+def _lay_out(strings: Any) -> Any:
+    """The elements' bytes, each after its length as 4 bytes, little-endian; uint8 if only one."""
+    if strings.size != 1 or type(text := strings.item()) is not bytes:
+        return _lay_out_any(strings)
+    return np.frombuffer(len(text).to_bytes(4, "little") + text, dtype=np.uint8)

@@ -19,6 +19,7 @@ from oasr_backend.triton_io import (
     MetricsPublisher,
     answer_now,
     is_warmup,
+    lay_out_strings_fast,
     read_chunk,
     write_response,
 )
@@ -46,6 +47,7 @@ class TritonModel:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
         config = read_config(args)
         _log_to_stderr(config.log_level)
+        lay_out_strings_fast()
         self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
@@ -125,7 +127,7 @@ class TritonModel:
 
     def _respond(self, request: Any, turn: Turn) -> Any:
         if turn.result is not None:
-            return write_response(turn.result)
+            return write_response(turn.result, wants_text=turn.request.wants_text)
         self._backlog.add(turn, request.get_response_sender())
         return None
 
@@ -164,7 +166,7 @@ class Backlog:
             done = [entry for entry in self._open if entry[0].is_done]
             self._open = [entry for entry in self._open if not entry[0].is_done]
         for turn, sender in done:
-            answer_now(sender, turn.result)
+            answer_now(sender, turn.result, wants_text=turn.request.wants_text)
 
     def _wait(self) -> bool:
         with self._wakeup:

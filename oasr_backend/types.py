@@ -68,6 +68,7 @@ class AudioChunk(NamedTuple):
     is_first: bool = False
     is_last: bool = False
     parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+    wants_text: bool = True
     wants_result: bool = False
     is_cancelled: Callable[[], bool] = never
     # Why the request cannot be read; it then brings no samples.

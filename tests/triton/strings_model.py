@@ -1,0 +1,40 @@
+"""Answers with texts of its own, laid out by Triton or by us, through the shipped functions."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+from oasr_backend.triton_io import answer_now, lay_out_strings_fast, read_chunk, write_response
+from oasr_backend.types import ChunkResult
+from tests.triton.texts import TEXTS
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        parameters = json.loads(args["model_config"])["parameters"]
+        if parameters["layout"]["string_value"] == "ours":
+            lay_out_strings_fast()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [_answer(request) for request in requests]
+
+
+def _answer(request: Any) -> Any:
+    chunk = read_chunk(request)
+    result = ChunkResult(text=TEXTS[int(chunk.parameters["index"])])
+    if chunk.wants_result:
+        result = result._replace(document={"outputs": _outputs(result, chunk.wants_text)})
+    if not chunk.parameters["later"]:
+        return write_response(result, wants_text=chunk.wants_text)
+    sender = request.get_response_sender()
+    threading.Thread(
+        target=answer_now, args=(sender, result), kwargs={"wants_text": chunk.wants_text}
+    ).start()
+    return None
+
+
+def _outputs(result: ChunkResult, wants_text: bool) -> list[str]:
+    response = write_response(result._replace(document={}), wants_text=wants_text)
+    return [tensor.name() for tensor in response.output_tensors()]

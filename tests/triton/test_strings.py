@@ -1,0 +1,59 @@
+"""Strings on the wire: our layout against Triton's own, and no output that nobody asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import tritonclient.grpc
+
+from tests.triton.texts import TEXTS
+from tests.triton.variants import LoadedModel, Variant, VariantServer
+from tests.triton.wire import NOTHING, audio, sequence
+
+STRINGS_MODEL = Path(__file__).parent / "strings_model.py"
+pytestmark = pytest.mark.triton
+
+
+def variant(layout: str) -> Variant:
+    return Variant(f"strings_{layout}", {"layout": layout}, model_py=STRINGS_MODEL)
+
+
+def wire_bytes(model: LoadedModel, outputs: Sequence[str], *, index: int, later: bool) -> bytes:
+    """The bytes of the last of the outputs asked for."""
+    with tritonclient.grpc.InferenceServerClient(model.server.grpc_url) as client:
+        found = client.infer(
+            model.name,
+            audio(tritonclient.grpc, NOTHING),
+            outputs=[tritonclient.grpc.InferRequestedOutput(name) for name in outputs],
+            parameters={"index": index, "later": later},
+            client_timeout=60,
+            **sequence(1 + index, "SE"),
+        )
+    assert [output.name for output in found.get_response().outputs] == list(outputs)
+    return bytes(found.get_response().raw_output_contents[-1])
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_strings_are_laid_out_as_triton_does_it(variant_server: VariantServer, later: bool) -> None:
+    found = {}
+    for layout in ("triton", "ours"):
+        with variant_server.loaded(variant(layout)) as model:
+            found[layout] = [
+                wire_bytes(model, ["TRANSCRIPTS"], index=index, later=later)
+                for index in range(len(TEXTS))
+            ]
+    assert found["ours"] == found["triton"]
+    texts = [text.encode() for text in TEXTS]
+    assert found["ours"] == [len(text).to_bytes(4, "little") + text for text in texts]
+
+
+@pytest.mark.parametrize("outputs", [["TRANSCRIPTS", "RESULT"], ["RESULT"]])
+def test_a_response_holds_only_what_was_asked_for(
+    variant_server: VariantServer, outputs: list[str]
+) -> None:
+    with variant_server.loaded(variant("ours")) as model:
+        laid_out = wire_bytes(model, outputs, index=1, later=True)
+    assert json.loads(laid_out[4:])["outputs"] == outputs
