@@ -18,6 +18,7 @@ import torch
 from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.admission import Admission
 from oasr_backend.batching import StepBatch, halves, next_batch, stack_windows
+from oasr_backend.cache.device import on_device
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.base import Finish
@@ -120,7 +121,8 @@ class Engine:
         """Loads a checkpoint directory and gets ready to serve it on `device`."""
         if config.lm_path:
             config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
-        return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+        with on_device(torch.device(device)):
+            return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
 
     @property
     def is_healthy(self) -> bool:
@@ -152,7 +154,7 @@ class Engine:
 
     def step(self) -> None:
         """One window of every stream that is ready, as far as the step's width goes."""
-        with self._stepping, self._lock:
+        with on_device(self.caches.config.device), self._stepping, self._lock:
             streams = [turn.stream for turn in self._turns.heads() if turn.stream]
             ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
             going_on = self._without_full(ready)
