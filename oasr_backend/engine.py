@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -38,6 +39,9 @@ from oasr_backend.turns import Turn, TurnQueues
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
+
+#: Windows that an END in whole chunks leaves behind the one that it fills: with tail padding, two.
+_LAST_WINDOWS = 2
 
 
 @dataclass
@@ -221,10 +225,27 @@ class Engine:
         turn.result = ChunkResult(error=error.without_history())
 
     def _step(self, streams: Sequence[Stream]) -> None:
-        """Prepare, forward, commit; a wide step in two parts, one ahead of the other."""
-        parts = halves(streams) if self._runner.runs_ahead else [streams]
-        for launched in [self._launch(part) for part in parts]:
+        """Prepare, forward, commit; on a GPU one part is got ready while another runs."""
+        ahead: deque[_Launched] = deque()
+        for part in self._parts(streams):
+            if len(ahead) == EncoderRunner.MOST_AHEAD:
+                self._land(ahead.popleft())
+            ahead.append(self._launch(part))
+        for launched in ahead:
             self._land(launched)
+
+    def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
+        """What is launched one after the other; whoever asks for the next has launched the last."""
+        if not self._runner.runs_ahead:
+            yield streams
+            return
+        yield from halves(streams)
+        # A stream that ends goes on to its last window: nothing else of it is to come.
+        for _ in range(_LAST_WINDOWS):
+            ending = [one for one in streams if one.audio.is_finished and one.has_ready_window]
+            if not (going_on := self._without_full(ending)):
+                return
+            yield going_on
 
     def _launch(self, streams: Sequence[Stream]) -> _Launched:
         launched = _Launched(streams, begin_s=time.perf_counter())

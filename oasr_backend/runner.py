@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -61,6 +62,9 @@ class EncoderRunner:
     blocks take turns, so that one batch can be got ready while the device still reads the other.
     """
 
+    #: Batches that may be launched and not yet landed: each has a staging block.
+    MOST_AHEAD = 2
+
     def __init__(
         self, model: AcousticModel, caches: StreamCaches, *, window_shape: tuple[int, ...]
     ) -> None:
@@ -73,15 +77,15 @@ class EncoderRunner:
         self._device = caches.config.device
         self._window_shape = window_shape
         is_pinned = self.runs_ahead = self._device.type == "cuda"
-        self._block, self._other_block = (
-            _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(2)
+        self._blocks = deque(
+            _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(self.MOST_AHEAD)
         )
         self._graphs: GraphRunner | None = None
 
     def next_staging(self) -> Staging:
         """Rows (max_step_streams, ...) for the windows of the next batch, by type of samples."""
-        self._block, self._other_block = self._other_block, self._block
-        return self._block.arrays
+        self._blocks.rotate()
+        return self._blocks[0].arrays
 
     def capture(self) -> None:
         """Captures the step for a ladder of widths; on failure says so and stays eager.
@@ -128,9 +132,9 @@ class EncoderRunner:
 
     def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None
-        rows_3W = self._block.rows_3W(width)
+        rows_3W = self._blocks[0].rows_3W(width)
         rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        windows = self._block.windows[batch.windows.dtype][:width]
+        windows = self._blocks[0].windows[batch.windows.dtype][:width]
         output = self._graphs.replay(windows, rows_3W)
         return output.first(batch.width)
 
