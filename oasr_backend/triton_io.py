@@ -73,7 +73,7 @@ def write_response(result: ChunkResult, *, wants_text: bool = True) -> Any:
     tensors = [_string_tensor("TRANSCRIPTS", result.text)] if wants_text else []
     if result.document is not None:
         tensors.append(_string_tensor("RESULT", json.dumps(result.document, ensure_ascii=False)))
-    return pb_utils.InferenceResponse(output_tensors=tensors)
+    return pb_utils.InferenceResponse(tensors)
 
 
 def answer_now(sender: Any, result: ChunkResult | None, *, wants_text: bool = True) -> None:
@@ -187,10 +187,10 @@ def _num_valid(tensor: Any, num_samples: int) -> int:
     return int(values[0])
 
 
-def _parameters(request: Any) -> dict[str, ParameterValue]:
+def _parameters(request: Any) -> Mapping[str, ParameterValue]:
     text = request.parameters()
-    if not text:
-        return {}
+    if text in ("", "{}"):
+        return NO_PARAMETERS
     parameters: dict[str, ParameterValue] = json.loads(text)
     # Keys with this prefix are the protocol's own.
     return {name: value for name, value in parameters.items() if not name.startswith("triton_")}
