@@ -148,12 +148,11 @@ class Engine:
         """
         with self._lock:
             turns = [Turn(request) for request in requests]
-            admitted: list[Turn] = []
-            for turn in sorted(turns, key=self._begins_anew):
-                if self._turns.push(turn.request.stream_id, turn):
-                    self._admit(turn)
-                    admitted.append(turn)
-            self._settle(admitted)
+            heads = [turn for turn in self._in_order(turns) if self._turns.push(turn)]
+            now_s = self._clock()
+            for turn in heads:
+                self._admit(turn, now_s)
+            self._settle(heads)
             return turns
 
     def step(self) -> None:
@@ -203,16 +202,19 @@ class Engine:
         with self._stepping, self._lock:
             self.caches.check_integrity()
 
-    def _begins_anew(self, turn: Turn) -> bool:
-        return turn.request.is_first and turn.request.stream_id in self.streams
+    def _in_order(self, turns: list[Turn]) -> list[Turn]:
+        def begins_anew(turn: Turn) -> bool:
+            return turn.request.is_first and turn.request.stream_id in self.streams
 
-    def _admit(self, turn: Turn) -> None:
+        return sorted(turns, key=begins_anew) if any(map(begins_anew, turns)) else turns
+
+    def _admit(self, turn: Turn, now_s: float) -> None:
         """Opens or finds the stream and gives it the samples; a refusal changes no other stream."""
         request = turn.request
         try:
             if self._lost is not None:
                 raise self._lost
-            turn.stream = self._admission.admit(request, now_s=self._clock())
+            turn.stream = self._admission.admit(request, now_s=now_s)
         except OasrError as error:
             self._refuse(turn, error)
         except Exception as error:
@@ -331,17 +333,14 @@ class Engine:
 
     def _settle(self, heads: list[Turn]) -> None:
         """Answers those that have no window left, then admits whoever waits behind them."""
-        while done := [turn for turn in heads if not _needs_step(turn)]:
-            self._answer([turn for turn in done if not turn.is_done])
-            heads = []
-            for turn in done:
-                following = self._turns.pop(turn.request.stream_id)
-                if following is not None:
-                    self._admit(following)
-                    heads.append(following)
-
-    def _answer(self, turns: Sequence[Turn]) -> None:
         now_s = self._clock()
+        while done := [turn for turn in heads if not _needs_step(turn)]:
+            self._answer([turn for turn in done if turn.result is None], now_s)
+            heads = self._turns.pop([turn.request.stream_id for turn in done])
+            for following in heads:
+                self._admit(following, now_s)
+
+    def _answer(self, turns: Sequence[Turn], now_s: float) -> None:
         heard: list[tuple[Turn, Stream, AudioChunk]] = []
         for turn in turns:
             stream, request = turn.stream, turn.request
@@ -377,7 +376,7 @@ class Engine:
 def _needs_step(turn: Turn) -> bool:
     """Whether its stream has a window left to decode."""
     stream = turn.stream
-    return not turn.is_done and stream is not None and stream.has_ready_window
+    return stream is not None and turn.result is None and stream.has_ready_window
 
 
 def _window_geometry(config: ServingConfig, spec: EncoderSpec) -> WindowGeometry:

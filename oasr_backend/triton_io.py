@@ -30,7 +30,9 @@ from oasr_backend.types import (
 logger = logging.getLogger(__name__)
 
 #: Requests of Triton's model warm-up carry no sequence; nothing is kept for them.
-WARMUP_IDS = (0, "")
+WARMUP_IDS: frozenset[StreamId] = frozenset((0, ""))
+_START = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START
+_END = pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END
 _NO_SAMPLES: Samples = np.empty(0, dtype=np.float32)
 
 
@@ -51,8 +53,8 @@ def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
     return AudioChunk(
         stream_id=_stream_id(request),
         samples_S=samples_S,
-        is_first=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
-        is_last=bool(flags & pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        is_first=flags & _START != 0,
+        is_last=flags & _END != 0,
         parameters=parameters,
         wants_text="TRANSCRIPTS" in requested,
         wants_result="RESULT" in requested,
@@ -172,12 +174,12 @@ def _samples(request: Any) -> Samples | Pcm16:
         raise InvalidRequestError(f"{given} of WAV and PCM16 given; send exactly one of them")
     tensor: Any = wav if pcm16 is None else pcm16
     samples_S: Samples | Pcm16 = tensor.as_numpy().reshape(-1)
-    return samples_S[: _num_valid(tensors.get("WAV_LENS"), samples_S.size)]
+    if "WAV_LENS" in tensors:
+        return samples_S[: _num_valid(tensors["WAV_LENS"], samples_S.size)]
+    return samples_S
 
 
 def _num_valid(tensor: Any, num_samples: int) -> int:
-    if tensor is None:
-        return num_samples
     values = tensor.as_numpy().reshape(-1)
     if values.size != 1 or not 0 <= values[0] <= num_samples:
         raise InvalidRequestError(

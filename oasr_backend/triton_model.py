@@ -16,6 +16,7 @@ from oasr_backend.engine import Engine
 from oasr_backend.metrics import Sample, heartbeat
 from oasr_backend.model_load import load_engine, read_config
 from oasr_backend.triton_io import (
+    WARMUP_IDS,
     MetricsPublisher,
     answer_now,
     is_warmup,
@@ -71,7 +72,7 @@ class TritonModel:
         """One entry per request, in order; None where the backlog answers later."""
         asks_cancelled = len(requests) <= _MOST_CANCEL_CHECKS
         chunks = [read_chunk(request, asks_cancelled=asks_cancelled) for request in requests]
-        if any(is_warmup(chunk) for chunk in chunks):
+        if not WARMUP_IDS.isdisjoint([chunk.stream_id for chunk in chunks]):
             return self._execute_beside_warmups(requests, chunks)
         return self._execute(requests, chunks)
 

@@ -38,24 +38,28 @@ class TurnQueues:
     def __len__(self) -> int:
         return len(self._heads) + sum(map(len, self._waiting.values()))
 
-    def push(self, stream_id: StreamId, turn: Turn) -> bool:
+    def push(self, turn: Turn) -> bool:
         """Whether the turn is its stream's head now."""
+        stream_id = turn.request.stream_id
         if stream_id in self._heads:
             self._waiting.setdefault(stream_id, deque()).append(turn)
             return False
         self._heads[stream_id] = turn
         return True
 
-    def pop(self, stream_id: StreamId) -> Turn | None:
-        """Removes the head; returns the next one, if any waits."""
-        waiting = self._waiting.get(stream_id)
-        if waiting is None:
-            del self._heads[stream_id]
-            return None
-        self._heads[stream_id] = head = waiting.popleft()
-        if not waiting:
-            del self._waiting[stream_id]
-        return head
+    def pop(self, stream_ids: Sequence[StreamId]) -> list[Turn]:
+        """Removes the heads of these streams; returns those that take their places."""
+        following = []
+        for stream_id in stream_ids:
+            waiting = self._waiting.get(stream_id)
+            if waiting is None:
+                del self._heads[stream_id]
+                continue
+            self._heads[stream_id] = head = waiting.popleft()
+            if not waiting:
+                del self._waiting[stream_id]
+            following.append(head)
+        return following
 
     def head(self, stream_id: StreamId) -> Turn:
         return self._heads[stream_id]

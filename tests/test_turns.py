@@ -100,22 +100,23 @@ def test_who_waits_behind_a_long_chunk_comes_after_it() -> None:
 def test_the_queue_of_an_id_is_served_one_by_one() -> None:
     queues = TurnQueues()
     first, second, other = (Turn(chunk(name)) for name in ("a", "a", "b"))
-    assert queues.push("a", first)
-    assert not queues.push("a", second)
-    assert queues.push("b", other)
+    assert queues.push(first)
+    assert not queues.push(second)
+    assert queues.push(other)
     assert queues.heads() == [first, other]
     assert queues.all() == [first, other, second]
     assert len(queues) == 3
-    assert queues.pop("a") is second
-    assert queues.pop("a") is None
-    assert queues.heads() == [other]
+    assert queues.pop(["a"]) == [second]
+    assert queues.heads() == [second, other]
+    assert queues.pop(["b", "a"]) == []
+    assert len(queues) == 0
 
 
 def test_streams_that_were_stepped_go_to_the_back() -> None:
     queues, engine = TurnQueues(), golden_engine()
     turns = {name: Turn(chunk(name)) for name in "abc"}
-    for name, turn in turns.items():
-        queues.push(name, turn)
+    for turn in turns.values():
+        queues.push(turn)
     ask(engine, chunk("a", flags="S"), chunk("b", flags="S"))
     queues.stepped([engine.streams.get("a", now_s=0.0)])
     assert queues.heads() == [turns["b"], turns["c"], turns["a"]]

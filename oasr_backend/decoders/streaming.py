@@ -28,6 +28,9 @@ def _make_search(
     return GreedySearch(config.blank_id)
 
 
+_STRANGER = "the state belongs to another decoder; use the one it came from"
+
+
 class GpuStreamingDecoder:
     """Decodes streams chunk by chunk on any device. Any cut into chunks gives the same result.
 
@@ -187,7 +190,7 @@ class GpuStreamingDecoder:
 
     def _check_owner(self, state: StreamState) -> None:
         if state.owner is not self._rows:
-            raise StreamStateError("the state belongs to another decoder; use the one it came from")
+            raise StreamStateError(_STRANGER)
 
     def _check_geometry(self, batch: int, vocab_size: int) -> None:
         if batch < 1:
@@ -200,8 +203,8 @@ class GpuStreamingDecoder:
 
     def _check_chunk(self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]) -> list[int]:
         """The storage rows of the states, in order."""
-        for state in states:
-            self._check_owner(state)
+        if any(state.owner is not self._rows for state in states):
+            raise StreamStateError(_STRANGER)
         if self.config.decoder != "greedy" and log_probs_NTV.device.type != self.device.type:
             raise StreamStateError(
                 f"log-probs are on {log_probs_NTV.device}, the decoder's states on {self.device}; "
@@ -239,10 +242,11 @@ def _frames_per_state(
         raise StreamStateError(
             f"num_frames has {len(num_frames)} entries for {num_states} states; give one per state"
         )
-    wrong = [int(n) for n in num_frames if not 0 <= n <= chunk_frames]
-    if wrong:
+    frames = list(map(int, num_frames))
+    if frames and not 0 <= min(frames) <= max(frames) <= chunk_frames:
+        wrong = [n for n in frames if not 0 <= n <= chunk_frames]
         raise StreamStateError(f"num_frames {wrong} are not in 0..{chunk_frames}, the chunk's T")
-    return [int(n) for n in num_frames]
+    return frames
 
 
 def _host_mask(mask: Sequence[bool] | torch.Tensor, states: Sequence[StreamState]) -> list[bool]:

@@ -211,11 +211,12 @@ class AudioBuffer:
                 f"no window is ready: {self.buffered_samples} of {geometry.window_samples} "
                 "samples are held; wait for num_ready_windows > 0"
             )
-        num_frames = self._next_window_frames()
-        num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
-        self._copy_first(into[:num_copied])
-        if num_copied < into.size:
+        num_frames, num_copied = geometry.window_frames, into.size
+        if self._is_finished:
+            num_frames = self._next_window_frames()
+            num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
             into[num_copied:] = 0
+        self._copy_first(into[:num_copied])
         self._pass(min(geometry.stride_samples, self._buffered_samples))
         self._popped_windows += 1
         self._num_ready_windows -= 1
@@ -264,7 +265,7 @@ class AudioBuffer:
         return self.geometry.num_frames(self._heard_samples) - popped_frames
 
     def _next_window_frames(self) -> int:
-        if self._is_finished and not self._has_tail_padding:
+        if not self._has_tail_padding:
             return min(self.geometry.window_frames, self._remaining_frames())
         return self.geometry.window_frames
 

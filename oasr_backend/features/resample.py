@@ -35,7 +35,11 @@ class StreamingResampler:
         self._soxr = self._open() if input_rate != output_rate else None
 
     def accept(self, samples_S: Samples | Pcm16) -> Samples | Pcm16:
-        """Returns the output samples that are now final, maybe none. Equal rates: the argument."""
+        """Returns the output samples that are now final, maybe none. Equal rates: the argument.
+
+        Raises StreamStateError after `finish` and, where there is something to do, for another
+        shape or dtype than one-dimensional float32 or int16.
+        """
         return self._run(samples_S, is_last=False)
 
     def finish(self) -> Samples | Pcm16:
@@ -54,8 +58,8 @@ class StreamingResampler:
             raise StreamStateError(
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
-        check_samples(samples_S)
         if self._soxr is None:
             return samples_S
+        check_samples(samples_S)
         output_S: Samples = self._soxr.resample_chunk(as_float32(samples_S), last=is_last)
         return output_S
