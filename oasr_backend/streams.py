@@ -19,7 +19,7 @@ from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Pcm16, Samples, StreamId
 
 
-@dataclass
+@dataclass(slots=True)
 class SettledText:
     """The part of a transcript that cannot change, so that it is put into words only once."""
 
@@ -31,7 +31,7 @@ class SettledText:
         self.num_tokens += num_tokens
 
 
-@dataclass
+@dataclass(slots=True)
 class Stream:
     """What one caller owns. `generation` names it in the caches: ids come again, generations don't.
 

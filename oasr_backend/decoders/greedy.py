@@ -44,7 +44,7 @@ def find_runs(ids_NT: IntArray, log_probs_NT: FloatArray, previous_NT: IntArray)
     return Runs(start // num_frames, start % num_frames, token[spoken], peak[spoken], is_new)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Transcript:
     tokens: list[int] = field(default_factory=list)
     times: list[int] = field(default_factory=list)
