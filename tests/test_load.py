@@ -191,7 +191,8 @@ def test_the_search_stops_at_the_ceiling_and_at_nothing() -> None:
 
 
 @pytest.mark.triton
-def test_paced_streams_are_measured(live_server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], ["--streaming"]])
+def test_paced_streams_are_measured(more: list[str], live_server: Server, tmp_path: Path) -> None:
     out = tmp_path / "load.json"
     run = [
         "--streams",
@@ -208,7 +209,7 @@ def test_paced_streams_are_measured(live_server: Server, tmp_path: Path) -> None
         "solo",
     ]
     server = ["--url", live_server.grpc_url, "--metrics-url", live_server.metrics_url]
-    status = main([*server, *run, "--json", str(out)])
+    status = main([*server, *run, *more, "--json", str(out)])
     found = json.loads(out.read_text(encoding="utf-8"))
     assert status == 0
     assert found["texts"]["wrong"] == 0

@@ -29,6 +29,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the measurement")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--channels", type=int, default=4, help="connections per process")
+    parser.add_argument(
+        "--streaming", action="store_true", help="one ModelStreamInfer call per stream, not unary"
+    )
     parser.add_argument("--chunk-ms", type=float, default=640.0)
     parser.add_argument("--dtype", choices=("pcm16", "fp32"), default="pcm16")
     parser.add_argument(
@@ -134,6 +137,7 @@ def _settings(options: argparse.Namespace, num_streams: int) -> LoadSettings:
         ramp_s=options.stagger,
         settle_s=options.settle,
         deadline_s=options.deadline,
+        is_streaming=options.streaming,
     )
 
 

@@ -58,6 +58,8 @@ class LoadSettings:
     ramp_s: float = 0.0
     settle_s: float = 2.0
     deadline_s: float = 30.0
+    # One streaming call for each audio stream, rather than a call for each request.
+    is_streaming: bool = False
 
 
 def run_load(settings: LoadSettings, utterances: Sequence[Utterance]) -> dict[str, Any]:
@@ -131,6 +133,7 @@ def _plans(settings: LoadSettings, utterances: Sequence[Utterance]) -> list[Work
                 first_id=first_id,
                 deadline_s=settings.deadline_s,
                 num_channels=settings.channels_per_process,
+                is_streaming=settings.is_streaming,
             )
         )
     return plans

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tritonclient.grpc import service_pb2
 
 INFER_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+STREAM_INFER_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 #: dtype on the command line -> (input's name, Triton's type, numpy's type).
 INPUTS = {"pcm16": ("PCM16", "INT16", np.int16), "fp32": ("WAV", "FP32", np.float32)}
 _PCM16_SCALE = 32768.0
@@ -97,6 +98,10 @@ def text_of(response: bytes) -> str:
     return contents[4:].decode("utf-8")
 
 
+class AnswerError(Exception):
+    """An error that came as an answer of a call which goes on."""
+
+
 class InferChannel:
     """One connection of an event loop; requests and answers are bytes."""
 
@@ -104,10 +109,19 @@ class InferChannel:
         self._channel = grpc.aio.insecure_channel(url, options=_CHANNEL_OPTIONS)
         # No serialisers: the bytes pass as they are.
         self._infer = self._channel.unary_unary(INFER_METHOD)
+        self._stream_infer = self._channel.stream_stream(STREAM_INFER_METHOD)
 
     def call(self, request: bytes, deadline_s: float) -> Any:
         """An awaitable grpc.aio call that can be cancelled; raises grpc.aio.AioRpcError."""
         return self._infer(request, timeout=deadline_s)
+
+    async def ask(self, request: bytes, deadline_s: float) -> str:
+        """The text of the answer. Raises grpc.aio.AioRpcError."""
+        return text_of(await self.call(request, deadline_s))
+
+    def open_stream(self) -> InferStream:
+        """One call for many requests, each sent when the one before is answered."""
+        return InferStream(self._stream_infer())
 
     async def connect(self, timeout_s: float) -> None:
         """Raises TimeoutError of asyncio when nobody answers."""
@@ -115,3 +129,27 @@ class InferChannel:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+class InferStream:
+    """One streaming call, as a caller holds it for as long as it speaks."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def ask(self, request: bytes, deadline_s: float) -> str:
+        """The text of the answer. Raises AnswerError, grpc.aio.AioRpcError and TimeoutError."""
+        await self._call.write(request)
+        answer = await asyncio.wait_for(self._call.read(), deadline_s)
+        if answer is grpc.aio.EOF:
+            raise AnswerError(f"the call ended: {await self._call.code()}")
+        message = service_pb2.ModelStreamInferResponse.FromString(answer)
+        if message.error_message:
+            raise AnswerError(message.error_message)
+        contents: bytes = message.infer_response.raw_output_contents[0]
+        return contents[4:].decode("utf-8")
+
+    async def close(self) -> None:
+        await self._call.done_writing()
+        while await self._call.read() is not grpc.aio.EOF:
+            pass

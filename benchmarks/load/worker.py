@@ -30,6 +30,10 @@ _MAX_UTTERANCES_BITS = 16
 _UTTERANCE_STRIDE = 7
 
 
+#: What an audio stream sends its requests through.
+Caller = wire.InferChannel | wire.InferStream
+
+
 class LoadError(Exception):
     """The load could not be made; the message says which part and what to do."""
 
@@ -46,6 +50,7 @@ class WorkerPlan:
     first_id: int
     deadline_s: float
     num_channels: int
+    is_streaming: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class _Worker:
         """Utterances back to back on one absolute schedule, each under a new id."""
         begin_s = self._window.start_s + offset_s
         channel = self._channels[index % len(self._channels)]
+        caller = channel.open_stream() if self._plan.is_streaming else channel
         number = 0
         while begin_s < self._window.stop_s:
             utterances = self._plan.utterances
@@ -136,14 +142,18 @@ class _Worker:
             stream_id = self._plan.first_id + (index << _MAX_UTTERANCES_BITS) + number
             head = wire.head(self._plan.model_name, stream_id)
             try:
-                await self._speak(channel, head, utterance, begin_s)
+                await self._speak(caller, head, utterance, begin_s)
             except grpc.aio.AioRpcError as error:
                 self._samples.errors[error.code().name] += 1
+            except (wire.AnswerError, asyncio.TimeoutError) as error:
+                self._samples.errors[str(error)[:80] or "timeout"] += 1
             begin_s += utterance.duration_s
             number += 1
+        if isinstance(caller, wire.InferStream):
+            await caller.close()
 
     async def _speak(
-        self, channel: wire.InferChannel, head: bytes, utterance: Utterance, begin_s: float
+        self, caller: Caller, head: bytes, utterance: Utterance, begin_s: float
     ) -> None:
         """One utterance; at the end of the run it is cut short with its END."""
         last, heard = len(utterance.bodies) - 1, False
@@ -154,7 +164,7 @@ class _Worker:
             intended_s = begin_s + ready_s
             is_last = index == last or intended_s >= self._window.stop_s
             flags = (wire.START if index == 0 else b"") + (wire.END if is_last else b"")
-            text, done_s = await self._send(channel, head + flags + chunk, intended_s)
+            text, done_s = await self._send(caller, head + flags + chunk, intended_s)
             if self._window.measure_from_s <= done_s < self._window.stop_s:
                 self._samples.answered_audio_s += ready_s - previous_ready_s
             previous_ready_s = ready_s
@@ -166,14 +176,12 @@ class _Worker:
             if is_last:
                 return
 
-    async def _send(
-        self, channel: wire.InferChannel, request: bytes, intended_s: float
-    ) -> tuple[str, float]:
+    async def _send(self, caller: Caller, request: bytes, intended_s: float) -> tuple[str, float]:
         """The text and when it came."""
         due_s = max(intended_s, time.monotonic())
         await _sleep_until(due_s)
         slip_s = time.monotonic() - due_s
-        text = wire.text_of(await channel.call(request, self._plan.deadline_s))
+        text = await caller.ask(request, self._plan.deadline_s)
         done_s = time.monotonic()
         if self._window.measures(intended_s):
             self._samples.num_requests += 1

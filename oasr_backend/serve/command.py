@@ -20,6 +20,9 @@ from oasr_backend.serve.shm import new_region_prefix
 # Reserved at start for each model instance; it grows with the batches that arrive.
 SHM_REGION_BYTES = 16 << 20
 SHM_GROWTH_BYTES = 8 << 20
+# What gRPC keeps of a call for the next one. Triton 24.10 uses what it has freed when more than
+# these are open at once as streaming calls; no more memory is kept than calls were ever open.
+GRPC_CALL_POOL = 1 << 16
 EXIT_TIMEOUT_S = 10
 # A load ends when the checkpoint is read and every batch size is warm.
 LOAD_TIMEOUT_S = 600
@@ -58,6 +61,7 @@ def build_command(install: TritonInstall, settings: ServerSettings) -> list[str]
     command += [f"--{name}-address={settings.host}" for name in ("http", "grpc", "metrics")]
     # The shipped config.pbtxt is complete; completing it would load the model twice.
     command += ["--disable-auto-complete-config", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
+    command.append(f"--grpc-infer-allocation-pool-size={GRPC_CALL_POOL}")
     command += [f"--backend-config=python,{option}" for option in _backend_options(settings)]
     return [*command, *settings.extra_flags]
 
