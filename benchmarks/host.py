@@ -32,6 +32,8 @@ _SPOKEN_SHARE = 0.12
 class PreparedRunner:
     """Stands in for an EncoderRunner: the same output for every batch of a width."""
 
+    runs_ahead = False
+
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
         window_shape = (config.max_step_streams, engine.geometry.window_samples)
@@ -45,8 +47,6 @@ class PreparedRunner:
         logits_BTV[..., model.blank_id] += 20.0 * silent_BT
         encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
         self._output = ModelOutput(encoded_BTD, logits_BTV)
-
-    runs_ahead = False
 
     def next_staging(self) -> Staging:
         return self._staging

@@ -152,8 +152,7 @@ class Admission:
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
                 f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
             )
-        if chunk.parameters or stream.next_chunk_seq is not None:
-            stream.check_chunk_seq(chunk_seq(chunk.parameters))
+        stream.check_chunk_seq(chunk_seq(chunk.parameters))
         samples_S = self._checked_samples(stream, chunk)
         stream.accept(samples_S, is_last=chunk.is_last, tail_padding=self._config.tail_padding)
 

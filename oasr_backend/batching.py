@@ -51,7 +51,7 @@ def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stre
     return list(islice((s for s in streams if s.has_ready_window), max_step_streams))
 
 
-def halves(streams: Sequence[Stream]) -> list[Sequence[Stream]]:
+def split_wide(streams: Sequence[Stream]) -> list[Sequence[Stream]]:
     """Two parts of a step that is wide enough to win by it, else the step as it is."""
     if len(streams) < LEAST_SPLIT_WIDTH:
         return [streams]

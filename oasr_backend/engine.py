@@ -18,7 +18,7 @@ import torch
 
 from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.admission import Admission
-from oasr_backend.batching import StepBatch, halves, next_batch, stack_windows
+from oasr_backend.batching import StepBatch, next_batch, split_wide, stack_windows
 from oasr_backend.cache.device import on_device
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
@@ -148,7 +148,8 @@ class Engine:
         """
         with self._lock:
             turns = [Turn(request) for request in requests]
-            heads = [turn for turn in self._in_order(turns) if self._turns.push(turn)]
+            in_order = sorted(turns, key=self._begins_anew)
+            heads = [turn for turn in in_order if self._turns.push(turn)]
             now_s = self._clock()
             for turn in heads:
                 self._admit(turn, now_s)
@@ -202,11 +203,8 @@ class Engine:
         with self._stepping, self._lock:
             self.caches.check_integrity()
 
-    def _in_order(self, turns: list[Turn]) -> list[Turn]:
-        def begins_anew(turn: Turn) -> bool:
-            return turn.request.is_first and turn.request.stream_id in self.streams
-
-        return sorted(turns, key=begins_anew) if any(map(begins_anew, turns)) else turns
+    def _begins_anew(self, turn: Turn) -> bool:
+        return turn.request.is_first and turn.request.stream_id in self.streams
 
     def _admit(self, turn: Turn, now_s: float) -> None:
         """Opens or finds the stream and gives it the samples; a refusal changes no other stream."""
@@ -241,7 +239,7 @@ class Engine:
         if not self._runner.runs_ahead:
             yield streams
             return
-        yield from halves(streams)
+        yield from split_wide(streams)
         # A stream that ends goes on to its last window: nothing else of it is to come.
         for _ in range(_LAST_WINDOWS):
             ending = [one for one in streams if one.audio.is_finished and one.has_ready_window]

@@ -62,7 +62,7 @@ class GraphRunner:
         self._window_shape = window_shape
         self._captured: dict[int, CapturedStep] = {}
         # Where 16-bit windows arrive; a graph reads float32.
-        self._pcm16 = torch.zeros((max_width, *window_shape), dtype=torch.int16, device=device)
+        self._pcm16 = torch.empty(0, dtype=torch.int16)
         self.widths = width_ladder(max_width)
 
     def capture(self, pad_rows_3: Tensor) -> int:
@@ -72,6 +72,8 @@ class GraphRunner:
         """
         with torch.cuda.device(self._device):
             before, _ = torch.cuda.mem_get_info()
+            shape = (self.widths[-1], *self._window_shape)
+            self._pcm16 = torch.zeros(shape, dtype=torch.int16, device=self._device)
             pool = torch.cuda.graph_pool_handle()
             for width in reversed(self.widths):
                 windows = torch.zeros((width, *self._window_shape), device=self._device)

@@ -93,7 +93,10 @@ def to_dtype(samples_S: npt.NDArray[np.int16], dtype: str) -> npt.NDArray[Any]:
 
 def text_of(response: bytes) -> str:
     """The text of an answer, whose first output is one string behind its length."""
-    message = service_pb2.ModelInferResponse.FromString(response)
+    return _text(service_pb2.ModelInferResponse.FromString(response))
+
+
+def _text(message: Any) -> str:
     contents: bytes = message.raw_output_contents[0]
     return contents[4:].decode("utf-8")
 
@@ -132,24 +135,24 @@ class InferChannel:
 
 
 class InferStream:
-    """One streaming call, as a caller holds it for as long as it speaks."""
+    """One streaming call, as a caller holds it for as long as it speaks.
+
+    It ends with its channel. After an error it is of no use any more: it has ended, or its next
+    answer is a late one.
+    """
 
     def __init__(self, call: Any) -> None:
         self._call = call
 
     async def ask(self, request: bytes, deadline_s: float) -> str:
         """The text of the answer. Raises AnswerError, grpc.aio.AioRpcError and TimeoutError."""
-        await self._call.write(request)
-        answer = await asyncio.wait_for(self._call.read(), deadline_s)
+        answer = grpc.aio.EOF
+        if not self._call.done():
+            await self._call.write(request)
+            answer = await asyncio.wait_for(self._call.read(), deadline_s)
         if answer is grpc.aio.EOF:
             raise AnswerError(f"the call ended: {await self._call.code()}")
         message = service_pb2.ModelStreamInferResponse.FromString(answer)
         if message.error_message:
             raise AnswerError(message.error_message)
-        contents: bytes = message.infer_response.raw_output_contents[0]
-        return contents[4:].decode("utf-8")
-
-    async def close(self) -> None:
-        await self._call.done_writing()
-        while await self._call.read() is not grpc.aio.EOF:
-            pass
+        return _text(message.infer_response)

@@ -134,7 +134,7 @@ class _Worker:
         """Utterances back to back on one absolute schedule, each under a new id."""
         begin_s = self._window.start_s + offset_s
         channel = self._channels[index % len(self._channels)]
-        caller = channel.open_stream() if self._plan.is_streaming else channel
+        caller = self._caller(channel)
         number = 0
         while begin_s < self._window.stop_s:
             utterances = self._plan.utterances
@@ -145,12 +145,15 @@ class _Worker:
                 await self._speak(caller, head, utterance, begin_s)
             except grpc.aio.AioRpcError as error:
                 self._samples.errors[error.code().name] += 1
+                caller = self._caller(channel)
             except (wire.AnswerError, asyncio.TimeoutError) as error:
                 self._samples.errors[str(error)[:80] or "timeout"] += 1
+                caller = self._caller(channel)
             begin_s += utterance.duration_s
             number += 1
-        if isinstance(caller, wire.InferStream):
-            await caller.close()
+
+    def _caller(self, channel: wire.InferChannel) -> Caller:
+        return channel.open_stream() if self._plan.is_streaming else channel
 
     async def _speak(
         self, caller: Caller, head: bytes, utterance: Utterance, begin_s: float

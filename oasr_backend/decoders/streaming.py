@@ -28,9 +28,6 @@ def _make_search(
     return GreedySearch(config.blank_id)
 
 
-_STRANGER = "the state belongs to another decoder; use the one it came from"
-
-
 class GpuStreamingDecoder:
     """Decodes streams chunk by chunk on any device. Any cut into chunks gives the same result.
 
@@ -188,9 +185,9 @@ class GpuStreamingDecoder:
         self._check_owner(state)
         return state
 
-    def _check_owner(self, state: StreamState) -> None:
-        if state.owner is not self._rows:
-            raise StreamStateError(_STRANGER)
+    def _check_owner(self, *states: StreamState) -> None:
+        if any(state.owner is not self._rows for state in states):
+            raise StreamStateError("the state belongs to another decoder; use the one it came from")
 
     def _check_geometry(self, batch: int, vocab_size: int) -> None:
         if batch < 1:
@@ -203,8 +200,7 @@ class GpuStreamingDecoder:
 
     def _check_chunk(self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]) -> list[int]:
         """The storage rows of the states, in order."""
-        if any(state.owner is not self._rows for state in states):
-            raise StreamStateError(_STRANGER)
+        self._check_owner(*states)
         if self.config.decoder != "greedy" and log_probs_NTV.device.type != self.device.type:
             raise StreamStateError(
                 f"log-probs are on {log_probs_NTV.device}, the decoder's states on {self.device}; "
@@ -243,8 +239,8 @@ def _frames_per_state(
             f"num_frames has {len(num_frames)} entries for {num_states} states; give one per state"
         )
     frames = list(map(int, num_frames))
-    if frames and not 0 <= min(frames) <= max(frames) <= chunk_frames:
-        wrong = [n for n in frames if not 0 <= n <= chunk_frames]
+    wrong = [n for n in frames if not 0 <= n <= chunk_frames]
+    if wrong:
         raise StreamStateError(f"num_frames {wrong} are not in 0..{chunk_frames}, the chunk's T")
     return frames
 

@@ -213,7 +213,7 @@ class AudioBuffer:
             )
         num_frames, num_copied = geometry.window_frames, into.size
         if self._is_finished:
-            num_frames = self._next_window_frames()
+            num_frames = self._last_window_frames()
             num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
             into[num_copied:] = 0
         self._copy_first(into[:num_copied])
@@ -264,7 +264,8 @@ class AudioBuffer:
         popped_frames = self._popped_windows * self.geometry.stride_frames
         return self.geometry.num_frames(self._heard_samples) - popped_frames
 
-    def _next_window_frames(self) -> int:
+    def _last_window_frames(self) -> int:
+        """Frames of the next window of a stream that has ended."""
         if not self._has_tail_padding:
             return min(self.geometry.window_frames, self._remaining_frames())
         return self.geometry.window_frames

@@ -45,7 +45,7 @@ async def speak_a_minute(url: str, clips: Sequence[Clip]) -> Clip:
     samples_S = np.concatenate([clip.samples_S for clip in clips] * 2)[: _MINUTE_S * SAMPLE_RATE]
     channel = wire.InferChannel(url)
     whole = request(new_id(), samples_S, flags=wire.START + wire.END)
-    text = wire.text_of(await channel.call(whole, _REHEARSAL_DEADLINE_S))
+    text = await channel.ask(whole, _REHEARSAL_DEADLINE_S)
     await channel.close()
     return Clip("minute", samples_S, text)
 
@@ -85,4 +85,4 @@ async def _speak(channel: wire.InferChannel, clip: Clip) -> bool:
         await channel.call(request(stream_id, chunk, flags=flags), _REHEARSAL_DEADLINE_S)
         flags = b""
     end = request(stream_id, EMPTY, flags=wire.END)
-    return wire.text_of(await channel.call(end, _REHEARSAL_DEADLINE_S)) != clip.text
+    return await channel.ask(end, _REHEARSAL_DEADLINE_S) != clip.text

@@ -171,7 +171,7 @@ async def _hold(
         await asyncio.sleep(0.1 * limits.triton_idle_s)
     begin_s = time.monotonic()
     last = request(stream_id, minute.samples_S, flags=wire.END)
-    text = wire.text_of(await channel.call(last, _DEADLINE_S))
+    text = await channel.ask(last, _DEADLINE_S)
     house.longest_request_s = time.monotonic() - begin_s
     house.texts.append((text, minute.text))
 

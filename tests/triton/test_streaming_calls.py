@@ -6,10 +6,13 @@ import asyncio
 import time
 
 import numpy as np
+import pytest
 
 from benchmarks.load import wire
 from oasr_backend.serve.process import TritonServer, local_settings
 from tests.conftest import MODEL_REPOSITORY
+
+pytestmark = pytest.mark.triton
 
 _NUM_CALLERS = 256
 _SECONDS = 5.0
@@ -50,5 +53,4 @@ async def _speak(channel: wire.InferChannel, number: int, stop_s: float) -> int:
             assert await call.ask(head + flags + chunk, _DEADLINE_S) == ""
             num_answers += 1
         await asyncio.sleep(_PAUSE_S)
-    await call.close()
     return num_answers
