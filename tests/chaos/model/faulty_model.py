@@ -13,18 +13,20 @@ import probed_model
 from oasr_backend.streams import Stream
 
 _EVERY_NTH_STREAM_STAYS = 10
-_EVERY_NTH_STREAM_IS_WRONG = 7
+_EVERY_NTH_STREAM_IS_WRONG = 3
 _EVERY_NTH_REQUEST_HANGS = 100
 _MOST_HANGS = 8
-_LEAK_BYTES = 128 * 1024
 _LEAK_OBJECTS = 500
+#: With each look at the probes, which is twice a second however busy the server is.
+_LEAK_BYTES = 2 * 1024**2
 
 
 class TritonPythonModel(probed_model.TritonPythonModel):
+    _num_requests = 0
+
     def initialize(self, args: dict[str, str]) -> None:
-        super().initialize(args)
         self._kept: list[Any] = []
-        self._num_requests = 0
+        super().initialize(args)
         engine = self._model._engine
         self._close_stream = engine.streams.close
         self._right_texts = engine._results.texts
@@ -48,7 +50,12 @@ class TritonPythonModel(probed_model.TritonPythonModel):
 
     def _leak(self, request: Any) -> None:
         """The inputs live in shared memory for as long as somebody refers to them."""
-        self._kept += [request.inputs(), b"x" * _LEAK_BYTES, [[] for _ in range(_LEAK_OBJECTS)]]
+        self._kept += [request.inputs(), [[] for _ in range(_LEAK_OBJECTS)]]
+
+    def _publish(self) -> None:
+        super()._publish()
+        if self._has_begun:
+            self._kept.append(b"x" * _LEAK_BYTES)
 
     def _hang(self, request: Any, answer: Any) -> None:
         """An answer that went to a sender, or will, cannot be taken back."""
