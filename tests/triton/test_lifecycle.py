@@ -31,6 +31,9 @@ TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
 PUBLISHED_S = 2.5
 #: Limit, housekeeping and publishing intervals, and patience.
 BACK_S = STREAM_IDLE_S + 10.0
+#: What calls of one stream that are under way at once may end with. Triton finds a request's
+#: sequence and queues it in two steps: one that an END overtakes between them it cancels.
+OUT_OF_ORDER = {"INVALID_ARGUMENT", "CANCELLED"}
 
 
 @pytest.fixture(scope="module", name="model")
@@ -114,8 +117,8 @@ def test_utterances_pipelined_without_waiting_never_mix(
         outcomes = run_async(model.server, model.name, act)
         for outcome in outcomes:
             if isinstance(outcome, InferenceServerException):
-                assert status_of(outcome) == "INVALID_ARGUMENT"
-                assert "START" in str(outcome.message())
+                assert status_of(outcome) in OUT_OF_ORDER
+                assert status_of(outcome) == "CANCELLED" or "START" in str(outcome.message())
         finals += [text for text in outcomes[1::2] if isinstance(text, str)]
         assert set(finals) <= set(expected[:2])
         if finals:
@@ -136,7 +139,7 @@ def test_numbered_requests_out_of_order_are_errors_and_never_another_text(
     for outcome in run_async(model.server, model.name, act):
         if isinstance(outcome, BaseException):
             assert isinstance(outcome, InferenceServerException)
-            assert status_of(outcome) == "INVALID_ARGUMENT"
+            assert status_of(outcome) in OUT_OF_ORDER
         else:
             assert expected[0].startswith(outcome)
 
