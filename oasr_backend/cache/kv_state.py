@@ -48,3 +48,12 @@ class SlotKvStates:
         require(not config.evicts or visible <= config.max_cache_frames, f"too long: {what}")
         room = num_blocks * block_size - seqlen
         require(not self.has_room[slot] or room >= config.chunk_size, f"no room made: {what}")
+
+    def check_new(self, slot: int, tables: PagedTables) -> None:
+        """Raises AssertionError unless nothing is left of the slot's last stream."""
+        left = (
+            tables.host_table[slot], tables.host_starts[slot], tables.host_seqlens[slot],
+            self.num_blocks[slot], self.position[slot], self.has_room[slot],
+            self.was_prepared[slot], self.sealed[slot],
+        )  # fmt: skip
+        require(not any(np.any(value) for value in left), f"slot {slot} is free but not new")

@@ -95,20 +95,23 @@ class KvStreams:
         return np.array(self._slots.slots_of(stream_ids), dtype=np.int64)
 
     def _start(self, slot: int) -> None:
-        """Hands out the zeroed window of a trained fixed span, when the config asks for one."""
+        """Hands out the zeroed window of a trained fixed span, when the config asks for one.
+
+        Without one there is nothing to do: a slot without a stream is as new.
+        """
         frames = self.config.prefilled_cache_frames
+        if not frames:
+            return
         blocks = self.pool.allocate(-(-frames // self.config.block_size_frames))
         self._states.begin(slot, num_blocks=len(blocks), position=frames)
         self.tables.set_lengths([slot], starts=[0], seqlens=[frames])
-        if blocks:
-            self.tables.append([slot] * len(blocks), range(len(blocks)), blocks)
-            self._flush(blocks)
+        self.tables.append([slot] * len(blocks), range(len(blocks)), blocks)
+        self._flush(blocks)
 
     def _release_blocks(self, slot: int) -> None:
         blocks = self._blocks(slot)
         self.pool.free(blocks)
-        self.tables.drop_head([slot], len(blocks), width=len(blocks))
-        self.tables.set_lengths([slot], starts=[0], seqlens=[0])
+        self.tables.clear_row(slot, width=len(blocks))
         self._states.begin(slot, num_blocks=0, position=0)
 
     # One chunk
@@ -225,6 +228,8 @@ class KvStreams:
         )
         for slot in self._slots.values():
             self._states.check_integrity(slot, self.config, self.tables)
+        for slot in set(range(self.config.max_batch_size)) - set(self._slots.values()):
+            self._states.check_new(slot, self.tables)
 
     # Steps of the above
 

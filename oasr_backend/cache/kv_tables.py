@@ -64,6 +64,14 @@ class PagedTables:
         self.host_table[rows, kept:width] = 0
         self._note((rows[:, None] * self._width + np.arange(width)).ravel())
 
+    def clear_row(self, slot: int, *, width: int) -> None:
+        """Forgets a row of which the first `width` columns are in use."""
+        self.host_table[slot, :width] = 0
+        self.host_starts[slot] = self.host_seqlens[slot] = 0
+        first = slot * self._width
+        lengths = (self._starts_at + slot, self._seqlens_at + slot)
+        self._note(np.array((*range(first, first + width), *lengths), dtype=np.int64))
+
     def _note(self, *edited: IntArray) -> None:
         self._edited += edited
         if len(self._edited) > self.MAX_EDITS:
