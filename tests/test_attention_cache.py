@@ -143,6 +143,16 @@ def test_a_freed_stream_returns_its_blocks_and_its_slot() -> None:
     assert manager.tables.cache_seqlens.tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("left", ["position", "sealed", "num_blocks"])
+def test_integrity_notices_what_a_freed_stream_left_in_its_slot(left: str) -> None:
+    manager = make_manager()
+    manager.allocate_stream(1)
+    manager.free_stream(1)
+    getattr(manager._states, left)[0] = 1
+    with pytest.raises(AssertionError, match="not new"):
+        manager.check_integrity()
+
+
 def test_reset_keeps_the_slot_and_leaves_the_neighbour_alone() -> None:
     manager = make_manager()
     manager.allocate_stream("a")

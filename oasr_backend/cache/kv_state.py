@@ -49,11 +49,11 @@ class SlotKvStates:
         room = num_blocks * block_size - seqlen
         require(not self.has_room[slot] or room >= config.chunk_size, f"no room made: {what}")
 
-    def check_new(self, slot: int, tables: PagedTables) -> None:
-        """Raises AssertionError unless nothing is left of the slot's last stream."""
-        left = (
-            tables.host_table[slot], tables.host_starts[slot], tables.host_seqlens[slot],
-            self.num_blocks[slot], self.position[slot], self.has_room[slot],
-            self.was_prepared[slot], self.sealed[slot],
+    def check_new(self, slots: list[int], tables: PagedTables) -> None:
+        """Raises AssertionError unless nothing is left of the last streams of these slots."""
+        arrays = (
+            tables.host_table, tables.host_starts, tables.host_seqlens, self.num_blocks,
+            self.position, self.has_room, self.was_prepared, self.sealed,
         )  # fmt: skip
-        require(not any(np.any(value) for value in left), f"slot {slot} is free but not new")
+        is_new = not any(array[slots].any() for array in arrays)
+        require(is_new, f"one of the free slots {slots} is not new")

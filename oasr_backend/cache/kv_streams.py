@@ -226,10 +226,11 @@ class KvStreams:
             len(held) + self.pool.num_free_blocks == self.pool.num_blocks,
             f"{len(held)} held + {self.pool.num_free_blocks} free != {self.pool.num_blocks}",
         )
-        for slot in self._slots.values():
+        taken = self._slots.values()
+        for slot in taken:
             self._states.check_integrity(slot, self.config, self.tables)
-        for slot in set(range(self.config.max_batch_size)) - set(self._slots.values()):
-            self._states.check_new(slot, self.tables)
+        free = set(range(self.config.max_batch_size)).difference(taken)
+        self._states.check_new(sorted(free), self.tables)
 
     # Steps of the above
 

@@ -31,9 +31,6 @@ TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
 PUBLISHED_S = 2.5
 #: Limit, housekeeping and publishing intervals, and patience.
 BACK_S = STREAM_IDLE_S + 10.0
-#: What calls of one stream that are under way at once may end with. Triton finds a request's
-#: sequence and queues it in two steps: one that an END overtakes between them it cancels.
-OUT_OF_ORDER = {"INVALID_ARGUMENT", "CANCELLED"}
 
 
 @pytest.fixture(scope="module", name="model")
@@ -116,14 +113,22 @@ def test_utterances_pipelined_without_waiting_never_mix(
     for _ in range(8):
         outcomes = run_async(model.server, model.name, act)
         for outcome in outcomes:
-            if isinstance(outcome, InferenceServerException):
-                assert status_of(outcome) in OUT_OF_ORDER
-                assert status_of(outcome) == "CANCELLED" or "START" in str(outcome.message())
+            if isinstance(outcome, InferenceServerException) and not was_overtaken(outcome):
+                assert status_of(outcome) == "INVALID_ARGUMENT"
+                assert "START" in str(outcome.message())
         finals += [text for text in outcomes[1::2] if isinstance(text, str)]
         assert set(finals) <= set(expected[:2])
         if finals:
             break
     assert finals
+
+
+def was_overtaken(error: InferenceServerException) -> bool:
+    """Whether an END got in front of the request between Triton's two steps to queue it.
+
+    Triton cancels such a request without a word; the backend gives its reason when it does so.
+    """
+    return status_of(error) == "CANCELLED" and not error.message()
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -139,7 +144,7 @@ def test_numbered_requests_out_of_order_are_errors_and_never_another_text(
     for outcome in run_async(model.server, model.name, act):
         if isinstance(outcome, BaseException):
             assert isinstance(outcome, InferenceServerException)
-            assert status_of(outcome) in OUT_OF_ORDER
+            assert was_overtaken(outcome) or status_of(outcome) == "INVALID_ARGUMENT"
         else:
             assert expected[0].startswith(outcome)
 

@@ -22,10 +22,10 @@ _LEAK_BYTES = 2 * 1024**2
 
 
 class TritonPythonModel(probed_model.TritonPythonModel):
-    _num_requests = 0
-
     def initialize(self, args: dict[str, str]) -> None:
+        # First, since the base class publishes from here on.
         self._kept: list[Any] = []
+        self._num_requests = 0
         super().initialize(args)
         engine = self._model._engine
         self._close_stream = engine.streams.close
