@@ -68,8 +68,8 @@ def stack_windows(
     """
     all_pcm16 = all(stream.audio.holds_pcm16 for stream in streams)
     rows = into[PCM16 if all_pcm16 else FLOAT32][: len(streams)]
-    num_frames = tuple(
-        geometry.num_encoder_frames(stream.audio.pop_window(row))
-        for stream, row in zip(streams, rows, strict=True)
-    )
-    return StepBatch(tuple(stream.generation for stream in streams), rows, num_frames)
+    popped = [stream.audio.pop_window(row) for stream, row in zip(streams, rows, strict=True)]
+    # Nearly all windows are full, so there are few numbers of frames.
+    encoder_frames = {frames: geometry.num_encoder_frames(frames) for frames in set(popped)}
+    num_frames = tuple([encoder_frames[frames] for frames in popped])
+    return StepBatch(tuple([stream.generation for stream in streams]), rows, num_frames)

@@ -304,8 +304,12 @@ class StreamDecoders:
         read: Callable[[GpuStreamingDecoder, list[StreamState], list[int]], list[ReadT]],
     ) -> list[ReadT]:
         """What `read` tells of each stream, asked once of every kind of decoder."""
+        by_kind = self._rows_by_kind(stream_ids)
+        if len(by_kind) == 1:
+            (manager,) = (self._decoders[kind].manager for kind in by_kind)
+            return read(manager.decoder, manager.get_states(stream_ids), list(skips))
         found: dict[int, ReadT] = {}
-        for kind, rows in self._rows_by_kind(stream_ids).items():
+        for kind, rows in by_kind.items():
             manager = self._decoders[kind].manager
             states = manager.get_states([stream_ids[row] for row in rows])
             told = read(manager.decoder, states, [skips[row] for row in rows])

@@ -36,11 +36,8 @@ class ResultBuilder:
             [stream.generation for stream in shown],
             [stream.settled.num_tokens for stream in shown],
         )
-        texts = {
-            stream.generation: self._text(stream, tail)
-            for stream, tail in zip(shown, tails, strict=True)
-        }
-        return [texts.get(stream.generation, "") for stream in streams]
+        texts = map(self._text, shown, tails)
+        return ["" if _is_hidden(stream) else next(texts) for stream in streams]
 
     def document(self, text: str, stream: Stream) -> dict[str, Any]:
         """JSON-ready; only what the stream's options ask for is computed."""

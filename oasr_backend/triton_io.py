@@ -91,8 +91,10 @@ def lay_out_strings_fast() -> None:
 
     Triton's function returns bytes, of which its stub makes an array. The stub takes an array as
     it is, and copies from it while it holds it, so it may lie in bytes that the array keeps alive.
+    Before that it asks for the type's number, which Triton finds by comparing with a dozen types.
     """
     pb_utils.serialize_byte_tensor = _lay_out
+    pb_utils.numpy_to_triton_type = _type_number
 
 
 class MetricsPublisher:
@@ -202,7 +204,14 @@ def _string_tensor(name: str, text: str) -> Any:
     return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))
 
 
+_OBJECT = np.dtype(np.object_)
+_BYTES_NUMBER = pb_utils.numpy_to_triton_type(_OBJECT)
+_type_number_of_any = pb_utils.numpy_to_triton_type
 _lay_out_any = pb_utils.serialize_byte_tensor
+
+
+def _type_number(dtype: Any) -> Any:
+    return _BYTES_NUMBER if dtype is _OBJECT else _type_number_of_any(dtype)
 
 
 def _lay_out(strings: Any) -> Any:

@@ -167,7 +167,8 @@ class AudioBuffer:
         self._num_float_pieces += samples_S.dtype == FLOAT32
         self._buffered_samples += num_samples
         self._heard_samples += num_samples
-        self._num_ready_windows = self._count_full_windows()
+        if self._buffered_samples >= self.geometry.window_samples:
+            self._num_ready_windows = self._count_full_windows()
 
     def finish(self, *, tail_padding: bool) -> None:
         """Marks the end of the stream.
@@ -211,12 +212,13 @@ class AudioBuffer:
                 f"no window is ready: {self.buffered_samples} of {geometry.window_samples} "
                 "samples are held; wait for num_ready_windows > 0"
             )
-        num_frames, num_copied = geometry.window_frames, into.size
+        num_frames = geometry.window_frames
         if self._is_finished:
             num_frames = self._last_window_frames()
             num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
             into[num_copied:] = 0
-        self._copy_first(into[:num_copied])
+            into = into[:num_copied]
+        self._copy_first(into)
         self._pass(min(geometry.stride_samples, self._buffered_samples))
         self._popped_windows += 1
         self._num_ready_windows -= 1
