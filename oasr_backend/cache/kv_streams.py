@@ -335,7 +335,7 @@ class KvStreams:
     def _drop_blocks(self, slots_B: IntArray, dropped_B: IntArray) -> None:
         """Gives back the oldest blocks, with one shift for each number of them."""
         width = int(self._states.num_blocks[slots_B].max(initial=0))
-        for num_dropped in np.unique(dropped_B[dropped_B > 0]).tolist():
+        for num_dropped in range(1, 1 + int(dropped_B.max(initial=0))):
             slots_N = slots_B[dropped_B == num_dropped]
             self.pool.free(self.tables.host_table[slots_N, :num_dropped].ravel().tolist())
             self.tables.drop_head(slots_N, num_dropped, width=width)

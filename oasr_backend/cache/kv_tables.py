@@ -88,15 +88,17 @@ class PagedTables:
 
     def flush(self, blocks: Sequence[int] = ()) -> Tensor:
         """Brings the device up to date in one upload; `blocks` ride along and come back (int64)."""
-        index = np.concatenate([*self._edited, np.empty(0, np.int64)])
+        index = np.concatenate([*self._edited, np.asarray(blocks, np.int64)])
+        num_edits = sum(edited.size for edited in self._edited)
         self._edited.clear()
-        if not index.size and not blocks:
+        if not index.size:
             return torch.empty(0, dtype=torch.long, device=self._device)
-        packed = np.concatenate([index, self._host[index], np.asarray(blocks, np.int64)])
-        staged = to_device(packed.astype(np.int32), self._device)
-        index_N, value_N = staged[: index.size], staged[index.size : 2 * index.size]
-        self._flat.index_copy_(0, index_N.long(), value_N)
-        return staged[2 * index.size :].long()
+        # As int32 pairs beside the int32 values, so that the device has nothing to convert.
+        values = self._host[index[:num_edits]]
+        staged = to_device(np.concatenate([index.view(np.int32), values]), self._device)
+        index_N = staged[: 2 * index.size].view(torch.int64)
+        self._flat.index_copy_(0, index_N[:num_edits], staged[2 * index.size :])
+        return index_N[num_edits:]
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless device and mirror agree. Waits for the device."""
