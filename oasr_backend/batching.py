@@ -14,7 +14,7 @@ from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32, PCM16
 from oasr_backend.streams import Stream
 
-#: Below this the second part's fixed cost on the device is more than what the host does meanwhile.
+#: Below this a second part's fixed cost on the device is more than what the host does meanwhile.
 LEAST_SPLIT_WIDTH = 128
 
 #: Rows for a step's windows, by the type of the samples.
@@ -51,12 +51,18 @@ def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stre
     return list(islice((s for s in streams if s.has_ready_window), max_step_streams))
 
 
-def split_wide(streams: Sequence[Stream]) -> list[Sequence[Stream]]:
-    """Two parts of a step that is wide enough to win by it, else the step as it is."""
-    if len(streams) < LEAST_SPLIT_WIDTH:
-        return [streams]
-    middle = len(streams) // 2
-    return [streams[:middle], streams[middle:]]
+def split_step(streams: Sequence[Stream]) -> tuple[Sequence[Stream], Sequence[Stream]]:
+    """Who steps at once and who in a second part, which is there if it costs nothing or wins.
+
+    Those that end come first. One with more than a window makes a second part necessary anyway.
+    """
+    ending = [stream for stream in streams if stream.audio.is_finished]
+    goes_on = any(stream.audio.num_ready_windows > 1 for stream in ending)
+    if not goes_on and len(streams) < LEAST_SPLIT_WIDTH:
+        return streams, []
+    in_order = [*ending, *(stream for stream in streams if not stream.audio.is_finished)]
+    middle = -(-len(streams) // 2)
+    return in_order[:middle], in_order[middle:]
 
 
 def stack_windows(

@@ -18,7 +18,7 @@ import torch
 
 from oasr_backend.acoustic_model import ModelOutput
 from oasr_backend.admission import Admission
-from oasr_backend.batching import StepBatch, next_batch, split_wide, stack_windows
+from oasr_backend.batching import StepBatch, next_batch, split_step, stack_windows
 from oasr_backend.cache.device import on_device
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
@@ -162,11 +162,8 @@ class Engine:
             streams = [turn.stream for turn in self._turns.heads() if turn.stream]
             ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
             going_on = self._without_full(ready)
-            if going_on:
-                self._step(going_on)
-                self._turns.stepped(going_on)
-            self._rescore(ready, meanwhile=self._lock.released)
-            self._settle([self._turns.head(stream.stream_id) for stream in ready])
+            self._turns.stepped(going_on)
+            self._step(going_on)
 
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
@@ -225,30 +222,39 @@ class Engine:
         turn.result = ChunkResult(error=error.without_history())
 
     def _step(self, streams: Sequence[Stream]) -> None:
-        """Prepare, forward, commit; on a GPU one part is got ready while another runs."""
+        """Prepare, forward, commit, answer; on a GPU one part's host work runs beside another's."""
         ahead: deque[_Launched] = deque()
         for part in self._parts(streams):
             if len(ahead) == EncoderRunner.MOST_AHEAD:
                 self._land(ahead.popleft())
-            ahead.append(self._launch(part))
+            # Streams of what has just landed may have failed there.
+            if going_on := [stream for stream in part if stream.has_ready_window]:
+                ahead.append(self._launch(going_on))
         for launched in ahead:
             self._land(launched)
 
     def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
-        """What is launched one after the other; whoever asks for the next has launched the last."""
+        """What is launched one after the other; whoever asks for the next has launched the last.
+
+        A stream that ends goes on to its last window: nothing else of it is to come. It is in the
+        first part, so that its next window shares the second part with whoever has not stepped.
+        """
         if not self._runner.runs_ahead:
             yield streams
             return
-        yield from split_wide(streams)
-        # A stream that ends goes on to its last window: nothing else of it is to come.
-        for _ in range(_LAST_WINDOWS):
-            ending = [one for one in streams if one.audio.is_finished and one.has_ready_window]
-            if not (going_on := self._without_full(ending)):
+        part, left = split_step(streams)
+        yield part
+        for _ in range(1 + _LAST_WINDOWS):
+            ending = [one for one in part if one.audio.is_finished and one.has_ready_window]
+            part, left = [*left, *self._without_full(ending)], []
+            if not part:
                 return
-            yield going_on
+            yield part
 
     def _launch(self, streams: Sequence[Stream]) -> _Launched:
         launched = _Launched(streams, begin_s=time.perf_counter())
+        for stream in streams:
+            stream.num_in_flight += 1
         with self._failing(streams):
             batch = self._prepare(streams)
             with self._lock.released():
@@ -266,11 +272,22 @@ class Engine:
         step_ms = (landed_s - launched.begin_s) * 1e3
         for stream in launched.streams:
             stream.step_ms = step_ms
+            stream.num_in_flight -= 1
         # Of two parts that overlap, the time counts once.
         self.metrics.step_done(
             len(launched.streams), landed_s - max(launched.begin_s, self._landed_s)
         )
         self._landed_s = landed_s
+        self._conclude(launched.streams)
+
+    def _conclude(self, streams: Sequence[Stream]) -> None:
+        """Answers those that need no further step, while the device is at the others'."""
+        landed = [stream for stream in streams if not stream.num_in_flight]
+        for stream in landed:
+            if stream.failure is not None:
+                self._admission.abort(stream, reason="failed")
+        self._rescore(landed, meanwhile=self._lock.released)
+        self._settle([self._turns.head(stream.stream_id) for stream in landed])
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         self.caches.prepare([stream.generation for stream in streams])
@@ -290,7 +307,10 @@ class Engine:
             self._fail(streams, error)
 
     def _fail(self, streams: Sequence[Stream], error: Exception) -> None:
-        """Closes the streams of a failed step: their rows may be half-written."""
+        """Marks the streams of a failed step, whose rows may be half-written.
+
+        They are closed when the device is through with them: until then nobody else gets the rows.
+        """
         logger.error("event=step_failed streams=%d", len(streams), exc_info=error)
         if is_device_lost(error):
             self._lost = DeviceLostError(
@@ -300,13 +320,14 @@ class Engine:
             stream.failure = self._lost or StepFailedError(
                 f"stream {stream.stream_id!r} ends: its step failed ({error}); send START again"
             )
-            self._admission.abort(stream, reason="failed")
+            stream.audio.discard()
 
     def _without_full(self, streams: Sequence[Stream]) -> Sequence[Stream]:
         """Unlimited history has a ceiling; a stream that reaches it ends with its text so far."""
         if self.caches.config.evicts:
             return streams
-        return [stream for stream in streams if not self._ends_at_capacity(stream)]
+        self._conclude([stream for stream in streams if self._ends_at_capacity(stream)])
+        return [stream for stream in streams if stream.has_ready_window]
 
     def _ends_at_capacity(self, stream: Stream) -> bool:
         if not self.caches.attention.at_capacity(stream.generation):
@@ -357,6 +378,7 @@ class Engine:
             self._fail([stream for _, stream in left], error)
             for turn, stream in left:
                 assert stream.failure is not None
+                self._admission.abort(stream, reason="failed")
                 self._refuse(turn, stream.failure)
 
     def _tell(self, heard: Sequence[tuple[Turn, Stream, AudioChunk]]) -> None:

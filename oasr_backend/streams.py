@@ -54,6 +54,8 @@ class Stream:
     num_input_samples: int = 0
     finish_reason: str | None = None
     failure: OasrError | None = None
+    # Steps that the device has been given and whose outcome is not yet read.
+    num_in_flight: int = 0
     # Length of the last step that it took part in.
     step_ms: float = 0.0
     settled: SettledText = field(default_factory=SettledText)

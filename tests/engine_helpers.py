@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from oasr_backend import batching
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
@@ -56,6 +58,16 @@ def noise(seed: int, *, seconds: float = 2.0) -> Samples:
     chance = np.random.default_rng(seed)
     samples_S = chance.standard_normal(round(seconds * 16000)) * 10 ** chance.uniform(-2.5, -1.0)
     return np.clip(samples_S, -1.0, 1.0).astype(np.float32)
+
+
+def engine_that_runs_ahead(
+    monkeypatch: pytest.MonkeyPatch, *, least_split_width: int, **settings: Any
+) -> Engine:
+    """A golden engine that goes about its parts as on a GPU, and splits steps of that width."""
+    monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", least_split_width)
+    engine = golden_engine(**settings)
+    engine._runner.runs_ahead = True
+    return engine
 
 
 def marked(samples_S: Samples) -> Samples:

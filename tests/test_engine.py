@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
-from oasr_backend import batching
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
     STRIDE_SAMPLES,
@@ -16,6 +16,7 @@ from tests.engine_helpers import (
     ask_one,
     assert_all_is_free,
     chunk,
+    engine_that_runs_ahead,
     error_of,
     golden_engine,
     noise,
@@ -64,14 +65,50 @@ def test_sixteen_bit_samples_share_a_step_with_floats_and_without() -> None:
 
 
 def test_a_wide_step_in_two_parts_gives_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", 3)
-    engine = golden_engine()
-    engine._runner.runs_ahead = True
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=3)
     results = engine.process([chunk(seed, noise(seed), flags="SE") for seed in range(7)])
     assert [result.text for result in results] == [text_alone(noise(seed)) for seed in range(7)]
     width = engine.metrics.step_width
-    assert width.counts[2:4] == [4, 2], "three and four, twice seven more, then three and four"
+    assert width.counts[:4] == [1, 1, 1, 3], "four, three times seven, then two and one"
     assert engine.metrics.compute_s == pytest.approx(engine.metrics.step_s.total)
+    assert_all_is_free(engine)
+
+
+def test_one_part_is_answered_while_the_device_is_at_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=2)
+    ask(engine, *(chunk(seed, noise(seed)[:STRIDE_SAMPLES], flags="S") for seed in range(4)))
+    told, in_flight = engine._tell, []
+
+    def tell(heard: Any) -> None:
+        in_flight.append([stream.num_in_flight for stream in engine.streams])
+        told(heard)
+
+    monkeypatch.setattr(engine, "_tell", tell)
+    second = slice(STRIDE_SAMPLES, 2 * STRIDE_SAMPLES)
+    ask(engine, *(chunk(seed, noise(seed)[second]) for seed in range(4)))
+    assert in_flight == [[0, 0, 1, 1], [0, 0, 0, 0]]
+    engine.close()
+    assert_all_is_free(engine)
+
+
+def test_last_windows_share_the_step_of_those_that_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=128)
+    utterances = [noise(seed) for seed in range(6)]
+    begun = WINDOW_SAMPLES - 1
+    engine.process([chunk(seed, noise(seed)[:begun], flags="S") for seed in range(6)])
+    ends = begun + STRIDE_SAMPLES
+    chunks = [chunk(seed, utterances[seed][begun:ends]) for seed in range(4)]
+    chunks += [chunk(seed, utterances[seed][begun:ends], flags="E") for seed in (4, 5)]
+    results = engine.process(chunks)
+    assert [result.text for result in results[4:]] == [
+        text_alone(utterances[seed][:ends]) for seed in (4, 5)
+    ]
+    width = engine.metrics.step_width
+    assert (sum(width.counts), width.total) == (3, 3 + 5 + 2), "one window of four, three of two"
+    finals = engine.process([chunk(seed, utterances[seed][ends:], flags="E") for seed in range(4)])
+    assert [result.text for result in finals] == [text_alone(one) for one in utterances[:4]]
     assert_all_is_free(engine)
 
 

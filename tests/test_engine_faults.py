@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import Any
 
 import pytest
 import torch
 
-from oasr_backend import batching
+from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
+    MARK,
     STRIDE_SAMPLES,
     WINDOW_SAMPLES,
     ask,
     ask_one,
     assert_all_is_free,
     chunk,
+    engine_that_runs_ahead,
     error_of,
     fault_at,
     golden_engine,
@@ -51,11 +54,9 @@ def test_a_failing_step_closes_the_streams_of_that_step_only() -> None:
 def test_a_part_that_fails_leaves_the_other_part_alone(
     bad_one: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", 4)
-    engine = golden_engine()
-    engine._runner.runs_ahead = True
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
     audio = [marked(noise(seed)) if seed == bad_one else noise(seed) for seed in range(4)]
-    chunks = [chunk(seed, samples, flags="SE") for seed, samples in enumerate(audio)]
+    chunks = [chunk(seed, one[:WINDOW_SAMPLES], flags="S") for seed, one in enumerate(audio)]
     with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):
         results = ask(engine, *chunks)
     beside = {0, 1} if bad_one < 2 else {2, 3}
@@ -63,7 +64,56 @@ def test_a_part_that_fails_leaves_the_other_part_alone(
         if seed in beside:
             error_of(result, "no such kernel", "send START")
         else:
-            assert result.text == text_alone(noise(seed))
+            final = ask_one(engine, seed, noise(seed)[WINDOW_SAMPLES:], flags="E")
+            assert final.text == text_alone(noise(seed))
+    assert_all_is_free(engine)
+
+
+def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It fails as it is read, when its streams are in flight and wait for a further window."""
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
+    extend, abort, num_calls = GreedySearch.extend, engine._admission.abort, itertools.count()
+    in_flight = []
+
+    def failing_first(search: GreedySearch, *args: Any) -> None:
+        if next(num_calls) == 0:
+            raise ValueError("no such token")
+        extend(search, *args)
+
+    def watched_abort(stream: Stream, *, reason: str) -> None:
+        in_flight.append(stream.num_in_flight)
+        abort(stream, reason=reason)
+
+    monkeypatch.setattr(GreedySearch, "extend", failing_first)
+    monkeypatch.setattr(engine._admission, "abort", watched_abort)
+    results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
+    for result in results[:2]:
+        error_of(result, "no such token", "send START")
+    assert [result.text for result in results[2:]] == [text_alone(noise(n)) for n in (2, 3)]
+    assert in_flight == [0, 0], "a slot was free while the device might still write to it"
+    assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("bad_window", [0, 1, 2])
+def test_whoever_waits_behind_a_failed_stream_is_served(
+    bad_window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=2, max_streams=4)
+    samples = noise(0)
+    samples[bad_window * STRIDE_SAMPLES] = MARK
+    chunks = [chunk(0, samples, flags="SE")]
+    chunks += [chunk(seed, noise(seed), flags="SE") for seed in (1, 2, 3)]
+    chunks += [chunk(seed, noise(seed + 4), flags="SE") for seed in range(4)]
+    with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):
+        results = ask(engine, *chunks)
+    # Later windows of the first part share a step with the second part's.
+    num_failed = 2 if bad_window == 0 else 4
+    for result in results[:num_failed]:
+        error_of(result, "no such kernel", "send START")
+    texts = [text_alone(noise(seed)) for seed in range(num_failed, 8)]
+    assert [result.text for result in results[num_failed:]] == texts
     assert_all_is_free(engine)
 
 
