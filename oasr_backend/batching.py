@@ -52,15 +52,14 @@ def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stre
 
 
 def split_step(streams: Sequence[Stream]) -> tuple[Sequence[Stream], Sequence[Stream]]:
-    """Who steps at once and who in a second part, which is there if it costs nothing or wins.
+    """Who steps at once and who in a second part; nobody in that where it would not pay.
 
-    Those that end come first. One with more than a window makes a second part necessary anyway.
+    Those that end come first. One of them with a further window needs a second part anyway.
     """
-    ending = [stream for stream in streams if stream.audio.is_finished]
-    goes_on = any(stream.audio.num_ready_windows > 1 for stream in ending)
+    goes_on = any(one.audio.is_finished and one.audio.num_ready_windows > 1 for one in streams)
     if not goes_on and len(streams) < LEAST_SPLIT_WIDTH:
         return streams, []
-    in_order = [*ending, *(stream for stream in streams if not stream.audio.is_finished)]
+    in_order = sorted(streams, key=lambda stream: not stream.audio.is_finished)
     middle = -(-len(streams) // 2)
     return in_order[:middle], in_order[middle:]
 

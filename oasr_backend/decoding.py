@@ -306,7 +306,8 @@ class StreamDecoders:
         """What `read` tells of each stream, asked once of every kind of decoder."""
         by_kind = self._rows_by_kind(stream_ids)
         if len(by_kind) == 1:
-            (manager,) = (self._decoders[kind].manager for kind in by_kind)
+            (kind,) = by_kind
+            manager = self._decoders[kind].manager
             return read(manager.decoder, manager.get_states(stream_ids), list(skips))
         found: dict[int, ReadT] = {}
         for kind, rows in by_kind.items():

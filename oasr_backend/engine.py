@@ -161,9 +161,9 @@ class Engine:
         with on_device(self.caches.config.device), self._stepping, self._lock:
             streams = [turn.stream for turn in self._turns.heads() if turn.stream]
             ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
-            going_on = self._without_full(ready)
-            self._turns.stepped(going_on)
-            self._step(going_on)
+            if going_on := self._without_full(ready):
+                self._turns.stepped(going_on)
+                self._step(going_on)
 
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
@@ -225,11 +225,10 @@ class Engine:
         """Prepare, forward, commit, answer; on a GPU one part's host work runs beside another's."""
         ahead: deque[_Launched] = deque()
         for part in self._parts(streams):
+            ahead.append(self._launch(part))
+            # Before the next part is made up: streams may fail as they land.
             if len(ahead) == EncoderRunner.MOST_AHEAD:
                 self._land(ahead.popleft())
-            # Streams of what has just landed may have failed there.
-            if going_on := [stream for stream in part if stream.has_ready_window]:
-                ahead.append(self._launch(going_on))
         for launched in ahead:
             self._land(launched)
 
@@ -283,9 +282,6 @@ class Engine:
     def _conclude(self, streams: Sequence[Stream]) -> None:
         """Answers those that need no further step, while the device is at the others'."""
         landed = [stream for stream in streams if not stream.num_in_flight]
-        for stream in landed:
-            if stream.failure is not None:
-                self._admission.abort(stream, reason="failed")
         self._rescore(landed, meanwhile=self._lock.released)
         self._settle([self._turns.head(stream.stream_id) for stream in landed])
 
@@ -366,7 +362,7 @@ class Engine:
             assert stream is not None
             stream.is_served, stream.last_heard_s = False, now_s
             if stream.failure is not None:
-                self._refuse(turn, stream.failure)
+                self._close_failed(turn, stream)
                 continue
             if request.is_last:
                 stream.finish_reason = stream.finish_reason or "end"
@@ -377,9 +373,12 @@ class Engine:
             left = [(turn, stream) for turn, stream, _ in heard if not turn.is_done]
             self._fail([stream for _, stream in left], error)
             for turn, stream in left:
-                assert stream.failure is not None
-                self._admission.abort(stream, reason="failed")
-                self._refuse(turn, stream.failure)
+                self._close_failed(turn, stream)
+
+    def _close_failed(self, turn: Turn, stream: Stream) -> None:
+        assert stream.failure is not None
+        self._admission.abort(stream, reason="failed")
+        self._refuse(turn, stream.failure)
 
     def _tell(self, heard: Sequence[tuple[Turn, Stream, AudioChunk]]) -> None:
         """The text so far, or the final one; a stream that has that is finished."""

@@ -36,7 +36,7 @@ class ResultBuilder:
             [stream.generation for stream in shown],
             [stream.settled.num_tokens for stream in shown],
         )
-        texts = map(self._text, shown, tails)
+        texts = iter([self._text(one, tail) for one, tail in zip(shown, tails, strict=True)])
         return ["" if _is_hidden(stream) else next(texts) for stream in streams]
 
     def document(self, text: str, stream: Stream) -> dict[str, Any]:

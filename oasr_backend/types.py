@@ -24,7 +24,6 @@ Pcm16 = npt.NDArray[np.int16]
 #: A request parameter as Triton hands it over.
 ParameterValue = bool | int | float | str
 
-_INT16 = np.dtype(np.int16)
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
@@ -77,7 +76,7 @@ class AudioChunk(NamedTuple):
 
     @property
     def is_pcm16(self) -> bool:
-        return self.samples_S.dtype == _INT16
+        return self.samples_S.dtype == np.int16
 
 
 class ChunkResult(NamedTuple):

@@ -23,7 +23,7 @@ from tests.conftest import GOLDEN_DIR
 
 WINDOW_SAMPLES = 400 + 66 * 160
 STRIDE_SAMPLES = 64 * 160
-#: A first sample that a test's fault knows its victim by.
+#: A window's first sample that a test's fault knows its victim by.
 MARK = 1.5
 
 
@@ -70,8 +70,10 @@ def engine_that_runs_ahead(
     return engine
 
 
-def marked(samples_S: Samples) -> Samples:
-    return np.concatenate([np.full(1, MARK, np.float32), samples_S[1:]])
+def marked(samples_S: Samples, *, window: int = 0) -> Samples:
+    marked_S = samples_S.copy()
+    marked_S[window * STRIDE_SAMPLES] = MARK
+    return marked_S
 
 
 def chunk(

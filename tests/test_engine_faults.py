@@ -13,7 +13,6 @@ from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
-    MARK,
     STRIDE_SAMPLES,
     WINDOW_SAMPLES,
     ask,
@@ -101,9 +100,7 @@ def test_whoever_waits_behind_a_failed_stream_is_served(
     bad_window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=2, max_streams=4)
-    samples = noise(0)
-    samples[bad_window * STRIDE_SAMPLES] = MARK
-    chunks = [chunk(0, samples, flags="SE")]
+    chunks = [chunk(0, marked(noise(0), window=bad_window), flags="SE")]
     chunks += [chunk(seed, noise(seed), flags="SE") for seed in (1, 2, 3)]
     chunks += [chunk(seed, noise(seed + 4), flags="SE") for seed in range(4)]
     with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):

@@ -167,8 +167,7 @@ class AudioBuffer:
         self._num_float_pieces += samples_S.dtype == FLOAT32
         self._buffered_samples += num_samples
         self._heard_samples += num_samples
-        if self._buffered_samples >= self.geometry.window_samples:
-            self._num_ready_windows = self._count_full_windows()
+        self._num_ready_windows = self._count_full_windows()
 
     def finish(self, *, tail_padding: bool) -> None:
         """Marks the end of the stream.
