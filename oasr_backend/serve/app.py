@@ -20,6 +20,7 @@ from oasr_backend.serve.command import (
     build_environment,
     format_command,
 )
+from oasr_backend.serve.cores import parse_instance_cores
 from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.overrides import collect_overrides
 from oasr_backend.serve.process import TritonServer
@@ -55,6 +56,14 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override one parameter; repeatable."),
+    ] = None,
+    instance_cores: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST-LAST",
+            help="Cores for the model's instances alone, best one for each: they keep up with "
+            "more streams.",
+        ),
     ] = None,
     http_port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(min=1, max=65535)] = 8001,
@@ -93,6 +102,7 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
             host=host,
             overrides=collect_overrides(set_ or (), checkpoint=checkpoint, device=device),
             extra_flags=tuple(extra_flags or ()),
+            instance_cores=None if instance_cores is None else parse_instance_cores(instance_cores),
         )
         install = find_triton()
         skipped = set(skip_check or ())
@@ -131,7 +141,7 @@ def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn
     remove_orphaned_regions()
     command = build_command(install, settings)
     # The process stays the same one, so signals and the exit status need no go-between.
-    os.execve(install.binary, command, build_environment(install, settings))
+    os.execvpe(command[0], command, build_environment(install, settings))
 
 
 def _run_server(install: TritonInstall, settings: ServerSettings, timeout_s: float) -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oasr_backend.config import OVERRIDES_VARIABLE
+from oasr_backend.serve.cores import elsewhere, host_policies
 from oasr_backend.serve.embedded import TritonInstall, prepare_backend_directory
 from oasr_backend.serve.overrides import (
     encode_overrides,
@@ -30,7 +31,10 @@ LOAD_TIMEOUT_S = 600
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What one server is asked to do. `extra_flags` come last, so they win over the others."""
+    """What one server is asked to do. `extra_flags` come last, so they win over the others.
+
+    instance_cores: cores that nothing of the server but its instances runs on; None: any, all.
+    """
 
     model_repository: Path
     http_port: int = 8000
@@ -39,6 +43,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     overrides: Mapping[str, str] = field(default_factory=dict)
     extra_flags: Sequence[str] = ()
+    instance_cores: range | None = None
     shm_prefix: str = field(default_factory=new_region_prefix)
 
     @property
@@ -53,7 +58,9 @@ class ServerSettings:
 
 def build_command(install: TritonInstall, settings: ServerSettings) -> list[str]:
     """The argument list. It prepares the backend directory, so ServerError may be raised."""
-    command = [str(install.binary), f"--model-repository={settings.model_repository.resolve()}"]
+    cores = settings.instance_cores
+    command = [] if cores is None else elsewhere(cores)
+    command += [str(install.binary), f"--model-repository={settings.model_repository.resolve()}"]
     backends = prepare_backend_directory(install)
     if backends is not None:
         command.append(f"--backend-directory={backends}")
@@ -63,6 +70,8 @@ def build_command(install: TritonInstall, settings: ServerSettings) -> list[str]
     command += ["--disable-auto-complete-config", f"--exit-timeout-secs={EXIT_TIMEOUT_S}"]
     command.append(f"--grpc-infer-allocation-pool-size={GRPC_CALL_POOL}")
     command += [f"--backend-config=python,{option}" for option in _backend_options(settings)]
+    if cores is not None:
+        command += host_policies(cores)
     return [*command, *settings.extra_flags]
 
 

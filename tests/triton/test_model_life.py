@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import time
@@ -21,6 +20,7 @@ from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
 from tests.conftest import MODEL_REPOSITORY
 from tests.triton.conftest import Pcm16
+from tests.triton.processes import newest_stub
 from tests.triton.variants import GOLDEN, LoadedModel, Variant, VariantServer
 from tests.triton.wire import (
     AsyncWire,
@@ -282,7 +282,7 @@ def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(
     variant = Variant("doomed", checkpoint_dir=GOLDEN)
     with variant_server.loaded(variant) as model, model.wire() as wire:
         wire.send(1, recordings[0], "S")
-        stub = stub_of(model)
+        stub = newest_stub(model.server)
         os.kill(stub, signal.SIGKILL)
         for stream_id, flags in ((1, ""), (2, "S")):
             begin_s = time.monotonic()
@@ -296,7 +296,7 @@ def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
     variant_server: VariantServer,
 ) -> None:
     with variant_server.loaded(Variant("buried", checkpoint_dir=GOLDEN)) as model:
-        stub = stub_of(model)
+        stub = newest_stub(model.server)
         assert stub not in dead_stubs(model.server.pid)
         os.kill(stub, signal.SIGKILL)
         wait_until(
@@ -307,18 +307,6 @@ def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
     wait_until(
         lambda: stub not in dead_stubs(model.server.pid), timeout_s=10, what="it is collected"
     )
-
-
-def stub_of(model: LoadedModel) -> int:
-    """Process id of the model's Python stub: the server's newest."""
-    stubs = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            if b"stub" in command and int(parent) == model.server.pid:
-                stubs.append(int(process.name))
-    return max(stubs)
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(

@@ -1,0 +1,33 @@
+"""A live server's processes and threads, as the kernel shows them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from oasr_backend.serve.process import TritonServer
+
+
+def newest_stub(server: TritonServer) -> int:
+    """Process id of the Python stub that was started last."""
+    stubs = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if b"stub" in command and int(parent) == server.pid:
+                stubs.append(int(process.name))
+    return max(stubs)
+
+
+def cores_by_thread(process_id: int) -> dict[str, set[frozenset[int]]]:
+    """For each name that threads of the process have: the cores each of them may run on."""
+    found: dict[str, set[frozenset[int]]] = {}
+    for thread in Path(f"/proc/{process_id}/task").iterdir():
+        # A thread may end meanwhile.
+        with contextlib.suppress(OSError):
+            name = (thread / "comm").read_text().strip()
+            cores = frozenset(os.sched_getaffinity(int(thread.name)))
+            found.setdefault(name, set()).add(cores)
+    return found
