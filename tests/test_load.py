@@ -136,6 +136,13 @@ def test_a_histogram_change_is_per_bucket() -> None:
     assert change.mean == 3.0
 
 
+def test_a_bucket_read_before_a_narrower_one_never_counts_below_zero() -> None:
+    lines = 'h_bucket{le="1"} 9\nh_bucket{le="2"} 7\nh_bucket{le="+Inf"} 10\nh_sum 30\nh_count 10'
+    change = HistogramChange.between(Metrics.parse(""), Metrics.parse(lines), "h")
+    assert change is not None
+    assert change.counts == {"1": 9, "2": 0, "+Inf": 1}
+
+
 def test_labels_are_added_up_or_told_apart() -> None:
     metrics = Metrics.parse(AFTER)
     assert metrics.total("oasr_rejected_total") == 6

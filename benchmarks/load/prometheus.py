@@ -65,7 +65,12 @@ class Metrics:
 
 @dataclass(frozen=True)
 class HistogramChange:
-    """What a histogram gained between two readings; `counts` by upper bound, not cumulative."""
+    """What a histogram gained between two readings; `counts` by upper bound, not cumulative.
+
+    The model publishes its counters a few at a time, so a reading may hold older ones beside newer
+    ones. Counts are then raised to that of the narrower bucket, as Prometheus' histogram_quantile
+    does, and add up to `count` but for such a difference.
+    """
 
     counts: Mapping[str, float]
     sum: float
@@ -80,8 +85,9 @@ class HistogramChange:
         cumulative = {bound: value - old.get(bound, 0.0) for bound, value in new.items()}
         counts, below = {}, 0.0
         for bound in sorted(cumulative, key=float):
-            counts[bound] = cumulative[bound] - below
-            below = cumulative[bound]
+            up_to = max(below, cumulative[bound])
+            counts[bound] = up_to - below
+            below = up_to
         return cls(counts, *(_gain(before, after, f"{name}_{part}") for part in ("sum", "count")))
 
     @property
