@@ -224,13 +224,15 @@ class Engine:
     def _step(self, streams: Sequence[Stream]) -> None:
         """Prepare, forward, commit, answer; on a GPU one part's host work runs beside another's."""
         ahead: deque[_Launched] = deque()
-        for part in self._parts(streams):
-            ahead.append(self._launch(part))
-            # Before the next part is made up: streams may fail as they land.
-            if len(ahead) == EncoderRunner.MOST_AHEAD:
+        try:
+            for part in self._parts(streams):
+                ahead.append(self._launch(part))
+                # Before the next part is made up: streams may fail as they land.
+                if len(ahead) == EncoderRunner.MOST_AHEAD:
+                    self._land(ahead.popleft())
+        finally:
+            while ahead:
                 self._land(ahead.popleft())
-        for launched in ahead:
-            self._land(launched)
 
     def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
         """What is launched one after the other; whoever asks for the next has launched the last.
@@ -377,8 +379,17 @@ class Engine:
 
     def _close_failed(self, turn: Turn, stream: Stream) -> None:
         assert stream.failure is not None
-        self._admission.abort(stream, reason="failed")
         self._refuse(turn, stream.failure)
+        with self._freeing(stream):
+            self._admission.abort(stream, reason="failed")
+
+    @contextmanager
+    def _freeing(self, stream: Stream) -> Iterator[None]:
+        """What goes wrong inside costs the rows of this stream: it has its answer, others go on."""
+        try:
+            yield
+        except Exception as error:
+            logger.error("event=free_failed stream=%r", stream.stream_id, exc_info=error)
 
     def _tell(self, heard: Sequence[tuple[Turn, Stream, AudioChunk]]) -> None:
         """The text so far, or the final one; a stream that has that is finished."""
@@ -389,7 +400,8 @@ class Engine:
             document = self._results.document(text, stream) if request.wants_result else None
             turn.result = ChunkResult(text=text, document=document)
             if stream.finish_reason:
-                self._admission.finish(stream, forget=request.is_last)
+                with self._freeing(stream):
+                    self._admission.finish(stream, forget=request.is_last)
 
 
 def _needs_step(turn: Turn) -> bool:

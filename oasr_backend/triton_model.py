@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.engine import Engine
+from oasr_backend.errors import StepFailedError
 from oasr_backend.metrics import Sample, heartbeat
 from oasr_backend.model_load import load_engine, read_config
 from oasr_backend.triton_io import (
@@ -158,16 +159,31 @@ class Backlog:
 
     def _run(self) -> None:
         while self._wait():
+            # Functions of their own: names that outlive them would hold audio until more comes.
             self._advance()
+            self._answer()
 
     def _advance(self) -> None:
-        # A function of its own: names that outlive it would hold the last audio until more comes.
-        self._engine.step()
+        try:
+            self._engine.step()
+        except Exception as error:
+            logger.error("event=backlog_step_failed", exc_info=error)
+            failed = StepFailedError(f"the step failed ({error}); send START again")
+            with self._wakeup:
+                for turn, _ in self._open:
+                    turn.result = turn.result or ChunkResult(error=failed.without_history())
+
+    def _answer(self) -> None:
         with self._wakeup:
             done = [entry for entry in self._open if entry[0].is_done]
             self._open = [entry for entry in self._open if not entry[0].is_done]
         for turn, sender in done:
-            answer_now(sender, turn.result, wants_text=turn.request.wants_text)
+            try:
+                answer_now(sender, turn.result, wants_text=turn.request.wants_text)
+            except Exception as error:
+                logger.error(
+                    "event=answer_failed stream=%r", turn.request.stream_id, exc_info=error
+                )
 
     def _wait(self) -> bool:
         with self._wakeup:

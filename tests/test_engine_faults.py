@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -93,6 +94,60 @@ def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
     assert [result.text for result in results[2:]] == [text_alone(noise(n)) for n in (2, 3)]
     assert in_flight == [0, 0], "a slot was free while the device might still write to it"
     assert_all_is_free(engine)
+
+
+@pytest.mark.parametrize("num_failures", [1, 2])
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_stream_that_cannot_be_freed_costs_its_rows_and_nobody_an_answer(
+    is_ended: bool, num_failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
+    free, num_calls = engine.caches.ctc.free_stream, itertools.count()
+
+    def failing_free(generation: int) -> None:
+        free(generation)
+        if next(num_calls) < num_failures:
+            raise RuntimeError("no such row")
+
+    monkeypatch.setattr(engine.caches.ctc, "free_stream", failing_free)
+    audio = [noise(seed)[:WINDOW_SAMPLES] for seed in range(4)]
+    if not is_ended:
+        audio[0] = marked(audio[0])
+    flags = "SE" if is_ended else "S"
+    with fault_at(engine, "filterbank", on_mark(ValueError("no such kernel"))):
+        results = ask(engine, *(chunk(seed, one, flags=flags) for seed, one in enumerate(audio)))
+    for seed, result in enumerate(results):
+        if is_ended:
+            assert result.text == text_alone(audio[seed])
+        elif seed < 2:
+            error_of(result, "no such kernel", "send START")
+        else:
+            final = ask_one(engine, seed, noise(seed)[WINDOW_SAMPLES:], flags="E")
+            assert final.text == text_alone(noise(seed))
+    assert len(engine.streams) == 0
+    monkeypatch.undo()
+    assert ask_one(engine, 0, noise(0), flags="SE").text == text_alone(noise(0))
+
+
+def test_a_part_that_lands_badly_leaves_the_other_part_landed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
+    conclude, num_calls = engine._conclude, itertools.count()
+
+    def failing_first(streams: Sequence[Stream]) -> None:
+        if next(num_calls) == 0:
+            raise RuntimeError("a fault of the engine")
+        conclude(streams)
+
+    monkeypatch.setattr(engine, "_conclude", failing_first)
+    turns = engine.submit(
+        [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(4)]
+    )
+    with pytest.raises(RuntimeError, match="a fault of the engine"):
+        engine.step()
+    assert [turn.is_done for turn in turns] == [False, False, True, True]
+    assert [turn.stream.num_in_flight for turn in turns if turn.stream] == [0] * 4
 
 
 @pytest.mark.parametrize("bad_window", [0, 1, 2])

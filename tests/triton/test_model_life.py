@@ -37,6 +37,8 @@ pytestmark = pytest.mark.triton
 
 FAULTY_MODEL = Path(__file__).parent / "faulty_model.py"
 STEP_S = 0.6
+#: From one window to the next, with the golden checkpoint's chunk of 16.
+STRIDE_SAMPLES = 64 * 160
 
 
 @pytest.mark.parametrize(
@@ -236,9 +238,9 @@ def _faulty(variant_server: VariantServer) -> Iterator[LoadedModel]:
         yield model
 
 
-def with_mark(pcm: Pcm16, mark: float) -> Samples:
+def with_mark(pcm: Pcm16, mark: float, *, window: int = 0) -> Samples:
     samples = pcm.astype(np.float32) / np.float32(32768)
-    samples[0] = mark
+    samples[window * STRIDE_SAMPLES] = mark
     return samples
 
 
@@ -274,6 +276,19 @@ def test_a_fault_in_the_step_ends_its_streams_and_a_lost_device_everything(
         timeout_s=5,
         what="the ends are counted",
     )
+
+
+def test_a_step_that_raises_in_the_backlog_is_an_answer_and_the_backlog_goes_on(
+    faulty: LoadedModel, recordings: list[Pcm16]
+) -> None:
+    minute = np.resize(recordings[0], 60 * 16000)
+    with faulty.wire() as wire:
+        whole = wire.send("reference", minute, "SE")
+        with pytest.raises(InferenceServerException, match="injected into the engine") as failed:
+            wire.send("struck", with_mark(minute, 1.25, window=60), "S")
+        assert status_of(failed.value) == "INTERNAL"
+        assert wire.send("next", minute, "SE") == whole
+        assert wire.send("struck", minute, "SE") == whole
 
 
 def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(
