@@ -220,7 +220,7 @@ def test_paced_streams_are_measured(more: list[str], live_server: Server, tmp_pa
     found = json.loads(out.read_text(encoding="utf-8"))
     assert status == 0
     assert found["texts"]["wrong"] == 0
-    assert found["texts"]["finished"] >= 6
+    assert found["texts"]["compared"] == found["texts"]["finished"] >= 6
     assert found["latency_ms"]["last_chunk_to_final"]["count"] > 0
     # A scrape can fall between a histogram's count and its sum; then a few steps are missing.
     assert 0.8 < found["server"]["step_width"]["mean"] <= 6

@@ -152,7 +152,7 @@ def render(report: dict[str, Any]) -> str:
     lines += [f"  {name:20} {_percentiles(row)}" for name, row in rows.items()]
     texts = report["texts"]
     lines.append(
-        f"  errors {report['errors'] or 0}; texts {texts['finished']}, wrong {texts['wrong']}; "
+        f"  errors {report['errors'] or 0}; texts {texts['finished']}, {_comparison(texts)}; "
         f"client {client['cpu_cores_used']} cores, {client['cpu_us_per_request']} us/request"
     )
     width = server["step_width"]
@@ -161,6 +161,12 @@ def render(report: dict[str, Any]) -> str:
         f"  server: step width {mean}, requests/execution {server['requests_per_execution']}"
     )
     return "\n".join(lines)
+
+
+def _comparison(texts: dict[str, Any]) -> str:
+    if not texts["compared"]:
+        return "none compared (see --expect)"
+    return f"{texts['wrong']} wrong of {texts['compared']} compared"
 
 
 def _percentiles(row: dict[str, float]) -> str:

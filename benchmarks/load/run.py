@@ -189,6 +189,7 @@ def _client_report(settings: LoadSettings, samples: Samples) -> dict[str, Any]:
         "errors": dict(samples.errors),
         "texts": {
             "finished": samples.num_texts,
+            "compared": samples.num_compared,
             "wrong": samples.num_wrong,
             "wrong_examples": samples.wrong_examples,
         },

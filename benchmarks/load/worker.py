@@ -24,6 +24,9 @@ from benchmarks.load.utterances import Utterance
 CONNECT_TIMEOUT_S = 10.0
 _SOLO_DEADLINE_S = 60.0
 _MAX_WRONG_EXAMPLES = 5
+_SUMS = (
+    "num_texts", "num_compared", "num_wrong", "answered_audio_s", "num_requests", "cpu_s",
+)  # fmt: skip
 _GC_THRESHOLD = 100_000
 _MAX_UTTERANCES_BITS = 16
 #: Neighbouring streams begin with recordings this far apart in the list.
@@ -75,6 +78,7 @@ class Samples:
     slip_s: array[float] = field(default_factory=lambda: array("d"))
     errors: Counter[str] = field(default_factory=Counter)
     num_texts: int = 0
+    num_compared: int = 0
     num_wrong: int = 0
     wrong_examples: list[tuple[str, str]] = field(default_factory=list)
     answered_audio_s: float = 0.0
@@ -86,7 +90,7 @@ class Samples:
             getattr(self, name).extend(getattr(other, name))
         self.errors.update(other.errors)
         self.wrong_examples = (self.wrong_examples + other.wrong_examples)[:_MAX_WRONG_EXAMPLES]
-        for name in ("num_texts", "num_wrong", "answered_audio_s", "num_requests", "cpu_s"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
@@ -196,7 +200,10 @@ class _Worker:
         if self._window.measures(intended_s):
             self._samples.final_s.append(done_s - intended_s)
         self._samples.num_texts += 1
-        if utterance.expected_text is not None and text != utterance.expected_text:
+        if utterance.expected_text is None:
+            return
+        self._samples.num_compared += 1
+        if text != utterance.expected_text:
             self._samples.num_wrong += 1
             if len(self._samples.wrong_examples) < _MAX_WRONG_EXAMPLES:
                 self._samples.wrong_examples.append((utterance.name, text))
