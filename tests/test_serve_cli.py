@@ -154,6 +154,39 @@ def test_the_printed_command_ends_with_the_flags_for_triton() -> None:
     assert result.stdout.rstrip().endswith("--log-verbose=1")
     assert f"--grpc-port={ports[1]}" in result.stdout
     assert "OASR_BACKEND_OVERRIDES=" in result.stdout
+    assert "shm-region-prefix-name=oasr_unowned_" in result.stdout, "the next start sweeps others"
+
+
+def test_the_printed_command_has_the_instances_cores() -> None:
+    core = max(os.sched_getaffinity(0))
+    arguments, _ = _arguments("--print-command", "--instance-cores", str(core))
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0
+    assert " taskset --cpu-list " in result.stdout
+    assert f"--host-policy=cpu,cpu-cores={core}-{core}" in result.stdout
+
+
+@pytest.mark.parametrize("mode", ["--print-command", "--check-only", "--exec"])
+def test_instance_cores_and_a_policy_of_ones_own_are_refused_together(mode: str) -> None:
+    core = str(max(os.sched_getaffinity(0)))
+    arguments, _ = _arguments(
+        mode, "--instance-cores", core, "--", "--host-policy=cpu,cpu-cores=0-0"
+    )
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "cores: --host-policy=cpu,cpu-cores=0-0 would undo --instance-cores" in result.stderr
+
+
+def test_instance_cores_without_taskset_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    core = str(max(os.sched_getaffinity(0)))
+    arguments, _ = _arguments("--check-only", "--instance-cores", core)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "cores: --instance-cores needs taskset" in result.stderr
+    assert "install the package util-linux" in result.stderr
 
 
 @pytest.mark.triton
@@ -295,6 +328,17 @@ def test_a_model_whose_process_is_killed_ends_oasr_serve_with_the_cause() -> Non
     assert process.returncode == 1
     last = errors.splitlines()[-1]
     assert last.startswith(f"error: a model's process ({stub}) was ended by signal 9 by itself; ")
+    assert _are_free(ports)
+
+
+@pytest.mark.triton
+def test_a_server_that_is_killed_ends_oasr_serve_with_its_status_and_a_line() -> None:
+    with _serving(stderr=subprocess.PIPE) as (process, ports):
+        os.kill(_child_of(process.pid, b"tritonserver"), signal.SIGKILL)
+        _, errors = process.communicate(timeout=40)
+    assert process.returncode == 128 + signal.SIGKILL
+    last = errors.splitlines()[-1]
+    assert last == "error: tritonserver has ended unasked, with status 137"
     assert _are_free(ports)
 
 

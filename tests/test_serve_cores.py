@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from oasr_backend.errors import ConfigError, ServerError
+from oasr_backend.errors import ConfigError
 from oasr_backend.serve.cores import (
     count_gpus,
     elsewhere,
@@ -26,13 +26,15 @@ def test_a_number_or_a_range_names_cores(text: str, cores: list[int]) -> None:
     assert list(parse_instance_cores(text, USABLE)) == cores
 
 
-@pytest.mark.parametrize("text", ["", "x", "3-1", "-1", "1-", "0,2", "0-3-5", "1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "3-1", "-1", "1-", "0,2", "0-3-5", "1.5", "٠", 5000 * "1"]
+)
 def test_other_texts_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(ConfigError, match=r"name no cores; give one, as 0, or some, as 0-3"):
         parse_instance_cores(text, USABLE)
 
 
-@pytest.mark.parametrize("text", ["7", "3-8", "9-10", "0-99999999999"])
+@pytest.mark.parametrize("text", ["7", "3-8", "9-10", "0-999999"])
 def test_cores_that_may_not_be_used_are_refused_with_those_that_may(text: str) -> None:
     with pytest.raises(ConfigError, match=r"may be used, 0-3,8-9; choose from those"):
         parse_instance_cores(text, USABLE)
@@ -57,14 +59,6 @@ def test_the_rest_of_the_server_runs_on_the_other_cores() -> None:
     first = min(usable)
     words = elsewhere(range(first, first + 1))
     assert words == ["taskset", "--cpu-list", format_cores(usable - {first})]
-
-
-def test_a_machine_without_taskset_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ServerError, match="install the package util-linux"):
-        elsewhere(range(1))
 
 
 @pytest.mark.parametrize(

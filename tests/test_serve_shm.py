@@ -10,6 +10,7 @@ from oasr_backend.serve.shm import (
     new_region_prefix,
     remove_orphaned_regions,
     remove_regions,
+    unowned_region_prefix,
 )
 
 
@@ -40,11 +41,12 @@ def test_regions_of_an_ended_process_are_orphans_and_those_of_a_living_one_are_n
 ) -> None:
     dead = tmp_path / f"{_prefix_of_an_ended_process()}uuid"
     alive = tmp_path / f"{new_region_prefix()}uuid"
+    unowned = tmp_path / f"{unowned_region_prefix()}uuid"
     foreign = tmp_path / "triton_python_backend_shm_region_1"
-    for region in (dead, alive, foreign):
+    for region in (dead, alive, unowned, foreign):
         region.touch()
     assert remove_orphaned_regions(tmp_path) == [dead]
-    assert sorted(tmp_path.iterdir()) == sorted([alive, foreign])
+    assert sorted(tmp_path.iterdir()) == sorted([alive, unowned, foreign])
 
 
 def test_regions_of_another_process_namespace_are_left_alone(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -25,7 +26,7 @@ from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.overrides import collect_overrides
 from oasr_backend.serve.process import TritonServer
 from oasr_backend.serve.repository import default_model_repository
-from oasr_backend.serve.shm import remove_orphaned_regions
+from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
 from oasr_backend.serve.trial import find_load_problems
 from oasr_backend.serve.watch import watch_over
 
@@ -112,8 +113,7 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
                 _exit_on_problems(find_load_problems(install, settings), skipped)
             _stdout.print(f"all checks passed; the server is {install.binary}")
         elif print_command:
-            environment = build_environment(install, settings)
-            typer.echo(format_command(build_command(install, settings), environment))
+            typer.echo(_command_line(install, settings))
         elif exec_:
             _become_server(install, settings)
         else:
@@ -137,6 +137,12 @@ def _show(problem: Problem) -> None:
     _stderr.print(f"[red]{problem.name}:[/] {escape(problem.message)}{remedy}")
 
 
+def _command_line(install: TritonInstall, settings: ServerSettings) -> str:
+    """For whoever pastes it: this process, which would own the regions, is gone by then."""
+    settings = replace(settings, shm_prefix=unowned_region_prefix())
+    return format_command(build_command(install, settings), build_environment(install, settings))
+
+
 def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn:
     remove_orphaned_regions()
     command = build_command(install, settings)
@@ -148,4 +154,7 @@ def _run_server(install: TritonInstall, settings: ServerSettings, timeout_s: flo
     """Returns the exit status for the shell."""
     server = TritonServer(settings, install=install, inherit_output=True)
     line = f"ready: http {server.http_url}, grpc {server.grpc_url}"
-    return watch_over(server, timeout_s, on_ready=lambda: _stdout.print(line))
+    status = watch_over(server, timeout_s, on_ready=lambda: _stdout.print(line))
+    if status:
+        _stderr.print(f"[red]error:[/] tritonserver has ended unasked, with status {status}")
+    return status

@@ -9,6 +9,7 @@ import errno
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oasr_backend.serve.command import SHM_REGION_BYTES, ServerSettings
+from oasr_backend.serve.cores import TASKSET
 from oasr_backend.serve.embedded import (
     LIBPYTHON_NAME,
     PYTHON_TAG,
@@ -50,6 +52,7 @@ def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Prob
     """Run every check for this server with these settings."""
     problems = [*check_numpy(), *check_torch(), *check_package()]
     problems += [*check_libpython(install), *check_stub(install)]
+    problems += check_instance_cores(settings)
     problems += check_ports(settings.host, settings.ports)
     problems += check_model_repository(settings.model_repository)
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
@@ -107,6 +110,20 @@ def check_stub(install: TritonInstall) -> list[Problem]:
     message = f"the embedded tritonserver has no stub for Python {PYTHON_TAG} (it has: {known})"
     remedy = "use one of those Python versions, or `pip install nvidia-pytriton==0.7.0` again"
     return [Problem("stub", message, remedy)]
+
+
+def check_instance_cores(settings: ServerSettings) -> list[Problem]:
+    """taskset is there, and no other placement of the instances is asked for."""
+    if settings.instance_cores is None:
+        return []
+    problems = []
+    if shutil.which(TASKSET) is None:
+        message = f"--instance-cores needs {TASKSET}, which is not on PATH"
+        problems.append(Problem("cores", message, "install the package util-linux"))
+    if given := [flag for flag in settings.extra_flags if flag.startswith("--host-policy")]:
+        message = f"{given[0]} would undo --instance-cores"
+        problems.append(Problem("cores", message, "give one of the two"))
+    return problems
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> list[Problem]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Set
 from pathlib import Path
 
-from oasr_backend.errors import ConfigError, ServerError
+from oasr_backend.errors import ConfigError
 
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+TASKSET = "taskset"
 _DEVICES = Path("/dev")
 
 
@@ -57,13 +57,8 @@ def host_policies(cores: range, num_gpus: int | None = None) -> list[str]:
 
 
 def elsewhere(cores: range) -> list[str]:
-    """A command's first words: it runs on the usable cores that are not among `cores`.
-
-    Raises ServerError when taskset is missing.
-    """
-    if shutil.which("taskset") is None:
-        raise ServerError("instance cores need taskset; install the package util-linux")
-    return ["taskset", "--cpu-list", format_cores(os.sched_getaffinity(0).difference(cores))]
+    """A command's first words: it runs on the usable cores that are not among `cores`."""
+    return [TASKSET, "--cpu-list", format_cores(os.sched_getaffinity(0).difference(cores))]
 
 
 def format_cores(cores: Set[int]) -> str:

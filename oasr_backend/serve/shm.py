@@ -25,6 +25,11 @@ def new_region_prefix() -> str:
     return f"oasr_{_pid_namespace()}_{os.getpid()}_{secrets.token_hex(4)}_"
 
 
+def unowned_region_prefix() -> str:
+    """A prefix for a server that somebody else starts; nothing here removes its regions."""
+    return f"oasr_unowned_{secrets.token_hex(4)}_"
+
+
 def leftover_regions(prefix: str, directory: Path = SHM_DIRECTORY) -> list[Path]:
     if not directory.is_dir():
         return []
