@@ -103,11 +103,7 @@ class CtcStateCacheManager:
         return StreamHandle(self.decoder, self._get_state(stream_id))
 
     def get_states(self, stream_ids: Iterable[StreamId]) -> list[StreamState]:
-        try:
-            return [self._states[stream_id] for stream_id in stream_ids]
-        except KeyError as error:
-            self._get_state(error.args[0])
-            raise
+        return [self._get_state(stream_id) for stream_id in stream_ids]
 
     def check_integrity(self) -> None:
         """Every state belongs to one stream or the pool, and every row to one state."""

@@ -74,4 +74,4 @@ def format_cores(cores: Set[int]) -> str:
 
 def count_gpus(devices: Path = _DEVICES) -> int:
     """NVIDIA GPUs with a device file here; a container has those of its own."""
-    return sum(path.name[6:].isdecimal() for path in devices.glob("nvidia*"))
+    return sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia*"))

@@ -7,18 +7,12 @@ import os
 from pathlib import Path
 
 from oasr_backend.serve.process import TritonServer
+from tests.chaos.health import stub_processes
 
 
 def newest_stub(server: TritonServer) -> int:
     """Process id of the Python stub that was started last."""
-    stubs = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            if b"stub" in command and int(parent) == server.pid:
-                stubs.append(int(process.name))
-    return max(stubs)
+    return max(stub_processes(server))
 
 
 def cores_by_thread(process_id: int) -> dict[str, set[frozenset[int]]]:

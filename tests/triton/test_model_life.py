@@ -19,6 +19,7 @@ from oasr_backend.serve.group import dead_stubs, running_in_group
 from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
 from tests.conftest import MODEL_REPOSITORY
+from tests.engine_helpers import STRIDE_SAMPLES
 from tests.triton.conftest import Pcm16
 from tests.triton.processes import newest_stub
 from tests.triton.variants import GOLDEN, LoadedModel, Variant, VariantServer
@@ -37,8 +38,6 @@ pytestmark = pytest.mark.triton
 
 FAULTY_MODEL = Path(__file__).parent / "faulty_model.py"
 STEP_S = 0.6
-#: From one window to the next, with the golden checkpoint's chunk of 16.
-STRIDE_SAMPLES = 64 * 160
 
 
 @pytest.mark.parametrize(
