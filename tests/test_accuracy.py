@@ -12,8 +12,10 @@ from oasr_client.manifest import Reference, word_errors
 from benchmarks import accuracy
 from benchmarks.accuracy import ABSENT, BEAM, RESCORED, favouring, rare_words, recall, transcribe
 from benchmarks.report import RESULTS_DIRECTORY
+from benchmarks.workload import read_audio
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
+from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, ROOT
 
 RECORDINGS = accuracy.recordings()
@@ -107,6 +109,27 @@ def test_the_documented_word_error_rates_are_those_measured() -> None:
     for group in ("all", "testset"):
         (number,) = told(f"greedy, {group}: word error rate")
         assert f"{number} %" in readme
+
+
+def test_the_example_document_is_a_real_answer(engine: Engine) -> None:
+    """Of a stream that began with 1.92 s of a recording, but for the time of its step."""
+    text = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    shown = json.loads(block)
+    path = DEMO_DIR / "testset" / "kokoro_LJ050-0017_am_liam.wav"
+    samples_S = read_audio(path)[: round(shown["audio_s"] * 16_000)]
+    (result,) = engine.process([
+        AudioChunk(
+            "a", samples_S, is_first=True, parameters={"word_times": True}, wants_result=True
+        )
+    ])  # fmt: skip
+    assert result.document is not None
+    first_word, ellipsis = shown.pop("words")
+    assert ellipsis == "..."
+    confidence = pytest.approx(first_word.pop("confidence"), abs=1e-3)
+    assert result.document["words"][0] == {**first_word, "confidence": confidence}
+    shown.pop("step_ms")
+    assert shown.items() <= result.document.items()
 
 
 def test_the_program_writes_every_figure_for_a_few_recordings(tmp_path: Path) -> None:
