@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, bytes_per_kv_block
-from tests.conftest import ROOT
+from oasr_backend.checkpoints import load_wenet
+from tests.conftest import DEMO_DIR, ROOT
 
 DOCUMENT = (ROOT / "docs" / "paged_cache.md").read_text(encoding="utf-8")
 CHUNK, BLOCK = 4, 8
@@ -201,12 +202,19 @@ def served_config(
     )  # fmt: skip
 
 
+def demo_config() -> CacheConfig:
+    """The shape of the shipped checkpoint."""
+    spec = load_wenet(DEMO_DIR).model.spec
+    assert spec.num_kv_heads == 4
+    return served_config(spec.num_kv_layers, spec.head_dim, torch.float32)
+
+
 def draw_sizing() -> str:
     wenet = served_config(12, 64, torch.bfloat16)
     large_blocks = served_config(12, 64, torch.bfloat16, block=64)
     return "\n".join(
         [
-            sizing_line("demo, float32", 256, served_config(10, 36, torch.float32)),
+            sizing_line("demo, float32", 256, demo_config()),
             sizing_line("12x256, bfloat16", 2048, wenet),
             sizing_line("same, block 64", 2048, large_blocks),
         ]

@@ -1,22 +1,22 @@
-"""Attention rescoring on a live server, beside a stream that does not ask for it."""
+"""Attention rescoring by the shipped model, beside a stream that does not ask; and its refusal."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
 from oasr_backend.types import AudioChunk
-from tests.decoder_checkpoint import write_checkpoint
+from tests.conftest import DEMO_DIR, LiveServer
 from tests.result_schema import check_document
 from tests.triton.conftest import Pcm16
-from tests.triton.variants import LoadedModel, Variant, VariantServer
-from tests.triton.wire import AsyncWire, run_async
+from tests.triton.variants import GOLDEN, Variant, VariantServer
+from tests.triton.wire import AsyncWire, Wire, run_async
 
 pytestmark = pytest.mark.triton
 
@@ -26,17 +26,18 @@ PIECE = 8000
 
 
 @pytest.fixture(scope="module", name="engine")
-def _engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Variant]:
-    """In process, and the same as a model of the server."""
-    directory = write_checkpoint(tmp_path_factory.mktemp("rescoring") / "checkpoint")
-    engine = Engine.load(directory, ServingConfig(), device="cpu")
-    return engine, Variant("rescoring", checkpoint_dir=directory)
+def _engine() -> Engine:
+    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
 
 
-@pytest.fixture(scope="module", name="model")
-def _model(engine: tuple[Engine, Variant], variant_server: VariantServer) -> Iterator[LoadedModel]:
-    with variant_server.loaded(engine[1]) as model:
-        yield model
+@pytest.fixture(scope="module", name="disputed")
+def _disputed(engine: Engine, recordings: list[Pcm16]) -> Pcm16:
+    """The shortest recording of whose hypotheses the attention decoder chooses another."""
+    return next(
+        pcm
+        for pcm in recordings
+        if local_text(engine, pcm, RESCORED) != local_text(engine, pcm, BEAM)
+    )
 
 
 def local_text(engine: Engine, samples: Pcm16, parameters: dict[str, Any]) -> str:
@@ -59,27 +60,38 @@ async def speak(wire: AsyncWire, stream_id: str, samples: Pcm16, parameters: dic
 
 
 def test_one_of_two_streams_at_once_is_rescored(
-    engine: tuple[Engine, Variant], model: LoadedModel, recordings: list[Pcm16]
+    engine: Engine, live_server: LiveServer, disputed: Pcm16
 ) -> None:
     async def act(wire: AsyncWire) -> list[str]:
         return await asyncio.gather(
-            speak(wire, "rescored", recordings[1], RESCORED),
-            speak(wire, "plain", recordings[1], BEAM),
+            speak(wire, "rescored", disputed, RESCORED), speak(wire, "plain", disputed, BEAM)
         )
 
-    rescored, plain = run_async(model.server, model.name, act)
-    assert rescored == local_text(engine[0], recordings[1], RESCORED)
-    assert plain == local_text(engine[0], recordings[1], BEAM)
-    assert rescored != plain, "another seed of the random decoder: this one changes nothing"
+    rescored, plain = run_async(live_server.server, live_server.model_name, act)
+    assert rescored == local_text(engine, disputed, RESCORED)
+    assert plain == local_text(engine, disputed, BEAM)
+    assert rescored != plain
 
 
 def test_the_document_says_whether_the_text_is_rescored(
-    model: LoadedModel, recordings: list[Pcm16]
+    live_server: LiveServer, recordings: list[Pcm16]
 ) -> None:
     half = recordings[0].size // 2
-    with model.wire("http") as wire:
+    with Wire(live_server.server, live_server.model_name, "http") as wire:
         first = wire.document("a", recordings[0][:half], "S", parameters={**RESCORED, "nbest": 3})
         last = wire.document("a", recordings[0][half:], "E")
     assert check_document(first)["rescored"] is False
     assert check_document(last)["rescored"] is True
     assert last["nbest"][0]["text"] == last["text"]
+
+
+def test_a_model_without_a_decoder_refuses_and_serves_everything_else(
+    variant_server: VariantServer, recordings: list[Pcm16]
+) -> None:
+    variant = Variant("no_decoder", checkpoint_dir=GOLDEN)
+    with variant_server.loaded(variant) as model, model.wire() as wire:
+        with pytest.raises(InferenceServerException) as caught:
+            wire.send("a", recordings[0], "SE", parameters=RESCORED)
+        for words in ("rescoring:", "has no attention decoder", "leave rescoring out"):
+            assert words in str(caught.value)
+        assert wire.send("a", recordings[0], "SE", parameters=BEAM)
