@@ -24,10 +24,9 @@ from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.base import Finish
 from oasr_backend.decoding import decoder_config, load_language_model
-from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
-from oasr_backend.features import AudioBuffer, WindowGeometry
+from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics, Sample
 from oasr_backend.refusal_log import RefusalLog
 from oasr_backend.rescoring import build_rescorer
@@ -80,7 +79,7 @@ class Engine:
         model.prepare(device=device, dtype=dtype, num_positions=most_positions + config.chunk_size)
         self.config = config
         self.model = model
-        self.geometry = _window_geometry(config, model.spec)
+        self.geometry = model.window_geometry(config.chunk_size)
         self.caches = StreamCaches(
             cache_config,
             decoder_config(config, model.blank_id),
@@ -408,12 +407,3 @@ def _needs_step(turn: Turn) -> bool:
     """Whether its stream has a window left to decode."""
     stream = turn.stream
     return stream is not None and turn.result is None and stream.has_ready_window
-
-
-def _window_geometry(config: ServingConfig, spec: EncoderSpec) -> WindowGeometry:
-    return WindowGeometry(
-        window_frames=spec.window_frames(config.chunk_size),
-        stride_frames=spec.stride_frames(config.chunk_size),
-        min_frames=spec.min_window_frames,
-        subsampling=spec.subsampling_rate,
-    )
