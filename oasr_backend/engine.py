@@ -32,6 +32,7 @@ from oasr_backend.refusal_log import RefusalLog
 from oasr_backend.rescoring import build_rescorer
 from oasr_backend.results import ResultBuilder
 from oasr_backend.runner import EncoderRunner, is_device_lost
+from oasr_backend.self_test import SelfTest
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
 from oasr_backend.streams import Stream, StreamRegistry
 from oasr_backend.turns import Turn, TurnQueues
@@ -121,11 +122,21 @@ class Engine:
 
     @classmethod
     def load(cls, checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
-        """Loads a checkpoint directory and gets ready to serve it on `device`."""
+        """Loads a checkpoint directory and gets ready to serve it on `device`.
+
+        Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
+        """
         if config.lm_path:
             config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
         with on_device(torch.device(device)):
-            return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+            engine = cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+            engine.test_itself()
+        return engine
+
+    def test_itself(self) -> None:
+        """One short utterance, which leaves nothing behind. Raises SelfTestError."""
+        with self._stepping, self._lock:
+            SelfTest(self.caches, self._runner, self._results, self.geometry, self.config).run()
 
     @property
     def is_healthy(self) -> bool:
