@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from oasr_backend.encoders import EncoderCaches, EncoderSpec, StreamingEncoder
-from oasr_backend.features import GlobalCmvn, LogMelFilterbank
+from oasr_backend.features import GlobalCmvn, LogMelFilterbank, WindowGeometry
 
 
 class ModelOutput(NamedTuple):
@@ -51,6 +51,19 @@ class AcousticModel(nn.Module):
     @property
     def vocab_size(self) -> int:
         return self.ctc.out_features
+
+    def window_geometry(self, chunk_size: int) -> WindowGeometry:
+        """The windows, in samples at the model's rate, that give `chunk_size` encoder frames."""
+        spec, frames = self.spec, self.filterbank.config
+        return WindowGeometry(
+            window_frames=spec.window_frames(chunk_size),
+            stride_frames=spec.stride_frames(chunk_size),
+            min_frames=spec.min_window_frames,
+            subsampling=spec.subsampling_rate,
+            frame_length_samples=frames.frame_length_samples,
+            frame_shift_samples=frames.frame_shift_samples,
+            sample_rate=frames.sample_rate,
+        )
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype, num_positions: int) -> None:
         """Moves the weights to where they are served and builds the position tables there."""

@@ -114,8 +114,13 @@ class StreamDecoders:
 
     @property
     def kinds(self) -> list[DecoderKind]:
-        """Those that any stream has asked for so far."""
+        """Those that any stream has asked for, as far as they are kept."""
         return list(self._decoders)
+
+    def drop_idle_kinds(self) -> None:
+        """Forgets the kinds that no open stream uses; the next stream of one makes it anew."""
+        used = set(self._kind_of.values())
+        self._decoders = {kind: made for kind, made in self._decoders.items() if kind in used}
 
     def check(self, options: StreamOptions) -> None:
         """Raises InvalidRequestError for what this model cannot spell or this server has not."""

@@ -24,15 +24,15 @@ from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.base import Finish
 from oasr_backend.decoding import decoder_config, load_language_model
-from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.fair_lock import FairLock
-from oasr_backend.features import AudioBuffer, WindowGeometry
+from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics, Sample
 from oasr_backend.refusal_log import RefusalLog
 from oasr_backend.rescoring import build_rescorer
 from oasr_backend.results import ResultBuilder
 from oasr_backend.runner import EncoderRunner, is_device_lost
+from oasr_backend.self_test import SelfTest
 from oasr_backend.stream_caches import StreamCaches, build_cache_config
 from oasr_backend.streams import Stream, StreamRegistry
 from oasr_backend.turns import Turn, TurnQueues
@@ -80,7 +80,7 @@ class Engine:
         model.prepare(device=device, dtype=dtype, num_positions=most_positions + config.chunk_size)
         self.config = config
         self.model = model
-        self.geometry = _window_geometry(config, model.spec)
+        self.geometry = model.window_geometry(config.chunk_size)
         self.caches = StreamCaches(
             cache_config,
             decoder_config(config, model.blank_id),
@@ -122,11 +122,21 @@ class Engine:
 
     @classmethod
     def load(cls, checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
-        """Loads a checkpoint directory and gets ready to serve it on `device`."""
+        """Loads a checkpoint directory and gets ready to serve it on `device`.
+
+        Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
+        """
         if config.lm_path:
             config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
         with on_device(torch.device(device)):
-            return cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+            engine = cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+            engine.test_itself()
+        return engine
+
+    def test_itself(self) -> None:
+        """One short utterance, which leaves nothing behind. Raises SelfTestError."""
+        with self._stepping, self._lock:
+            SelfTest(self.caches, self._runner, self._results, self.geometry, self.config).run()
 
     @property
     def is_healthy(self) -> bool:
@@ -408,12 +418,3 @@ def _needs_step(turn: Turn) -> bool:
     """Whether its stream has a window left to decode."""
     stream = turn.stream
     return stream is not None and turn.result is None and stream.has_ready_window
-
-
-def _window_geometry(config: ServingConfig, spec: EncoderSpec) -> WindowGeometry:
-    return WindowGeometry(
-        window_frames=spec.window_frames(config.chunk_size),
-        stride_frames=spec.stride_frames(config.chunk_size),
-        min_frames=spec.min_window_frames,
-        subsampling=spec.subsampling_rate,
-    )

@@ -2,7 +2,8 @@
 
 OasrError                          a fault with a name; knows its Triton status code
 ├── ConfigError (ValueError)       a server-side setting or checkpoint cannot be honoured
-│   └── CheckpointError            the model directory is incomplete or asks for what is not built
+│   ├── CheckpointError            the model directory is incomplete or asks for what is not built
+│   └── SelfTestError              a loaded model cannot serve its first window
 ├── InvalidRequestError (ValueError)   one request is wrong; the stream it names is unharmed
 │   └── UnknownStreamError (KeyError)  a continuation or END for a stream that is not open
 ├── StreamStateError (ValueError)  a cache call out of order: double allocation, wrong shape
@@ -37,6 +38,10 @@ class ConfigError(OasrError, ValueError):
 
 
 class CheckpointError(ConfigError):
+    pass
+
+
+class SelfTestError(ConfigError):
     pass
 
 

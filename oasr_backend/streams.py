@@ -138,13 +138,14 @@ class StreamRegistry:
                 f"max_streams is {self.max_streams}; try again later or raise max_streams"
             )
         generation = self._next_generation
+        audio = self._new_buffer()
         stream = Stream(
             stream_id=stream_id,
             generation=generation,
             options=options,
             context=self._open_context(generation, options),
-            audio=self._new_buffer(),
-            resampler=StreamingResampler(options.sample_rate),
+            audio=audio,
+            resampler=StreamingResampler(options.sample_rate, audio.geometry.sample_rate),
             last_heard_s=now_s,
         )
         self._next_generation += 1

@@ -132,12 +132,20 @@ def check_frames() -> list[tuple[Tensor, Tensor]]:
     from oasr_backend.features import fbank
 
     samples = randn(2, 1200) * 0.1 + 0.3
-    filterbank = LogMelFilterbank(FbankConfig()).to(DEVICE)
-    got = filterbank._frames(samples)
-    fbank.use_kernel = lambda _: False  # type: ignore[assignment]
-    expected = filterbank._frames(samples)
-    fbank.use_kernel = use_kernel
-    return [(got / 32768.0, expected / 32768.0)]
+    pairs = []
+    for config in (
+        FbankConfig(),
+        # As long as the FFT: nothing is padded.
+        FbankConfig(frame_length_ms=32.0, frame_shift_ms=12.5),
+        FbankConfig(sample_rate=11025, frame_length_ms=20.0, frame_shift_ms=20.0, window="hanning"),
+    ):
+        filterbank = LogMelFilterbank(config).to(DEVICE)
+        got = filterbank._frames(samples)
+        fbank.use_kernel = lambda _: False  # type: ignore[assignment]
+        expected = filterbank._frames(samples)
+        fbank.use_kernel = use_kernel
+        pairs.append((got / 32768.0, expected / 32768.0))
+    return pairs
 
 
 def main() -> None:

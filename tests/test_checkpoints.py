@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.errors import CheckpointError
 from oasr_backend.rescoring import NoDecoder
-from tests.conftest import GOLDEN_DIR
-
-SOURCE = GOLDEN_DIR / "wenet_small"
-Edit = Callable[[dict[str, Any]], None]
+from tests.checkpoint_helpers import (
+    SOURCE,
+    copy_golden,
+    edit_config,
+    edit_weights,
+    edit_yaml,
+    refusal,
+)
+from tests.decoder_checkpoint import write_checkpoint
 
 
 @pytest.fixture(name="directory")
 def _directory(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(SOURCE, tmp_path / "checkpoint"))
-
-
-def edit_yaml(directory: Path, **encoder_options: Any) -> None:
-    path = directory / "train.yaml"
-    config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    config["encoder_conf"].update(encoder_options)
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-
-
-def edit_weights(directory: Path, edit: Edit) -> None:
-    weights = torch.load(directory / "final.pt", weights_only=True)
-    edit(weights)
-    torch.save(weights, directory / "final.pt")
+    return copy_golden(tmp_path)
 
 
 def test_a_golden_directory_loads_whole() -> None:
@@ -53,12 +43,6 @@ def test_an_attention_decoder_that_cannot_be_read_costs_rescoring_alone(director
     assert checkpoint.model.vocab_size == 96
     assert isinstance(checkpoint.decoder, NoDecoder)
     assert "decoder.left_decoder.embed.0.weight" in checkpoint.decoder.reason
-
-
-def test_weights_wrapped_in_a_training_checkpoint_load_too(directory: Path) -> None:
-    weights = torch.load(directory / "final.pt", weights_only=True)
-    torch.save({"model": weights, "epoch": 3}, directory / "final.pt")
-    assert load_wenet(directory).model.vocab_size == 96
 
 
 @pytest.mark.parametrize("name", ["train.yaml", "final.pt", "units.txt", "global_cmvn"])
@@ -154,7 +138,8 @@ def test_values_that_fold_to_no_number_are_refused_by_what_they_make(directory: 
 
 
 def test_nonsense_in_a_tensor_that_nobody_reads_is_no_fault(directory: Path) -> None:
-    edit_weights(directory, lambda w: w.update({"teacher.weight": torch.full((2,), math.nan)}))
+    nonsense = {"context_module.norm.weight": torch.full((2,), math.nan)}
+    edit_weights(directory, lambda w: w.update(nonsense))
     assert load_wenet(directory).model.vocab_size == 96
 
 
@@ -164,15 +149,82 @@ def test_weights_of_another_size_are_refused(directory: Path) -> None:
         load_wenet(directory)
 
 
-def test_a_file_that_holds_no_weights_is_refused(directory: Path) -> None:
-    (directory / "final.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(CheckpointError, match=r"cannot read .*final.pt .16 bytes.: it is damaged"):
-        load_wenet(directory)
+def test_fewer_blocks_than_were_trained_are_refused_by_the_first_that_is_left(
+    directory: Path,
+) -> None:
+    edit_yaml(directory, num_blocks=2)
+    refusal(directory, str(directory / "final.pt"), "'encoder.encoders.2.", "would be unused")
 
 
-def test_a_vocabulary_shorter_than_the_head_is_refused(directory: Path) -> None:
-    path = directory / "units.txt"
-    lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("\n".join(lines[:50]) + "\n", encoding="utf-8")
-    with pytest.raises(CheckpointError):
+def test_weights_of_a_block_that_train_yaml_leaves_out_are_refused(directory: Path) -> None:
+    edit_yaml(directory, macaron_style=False)
+    refusal(directory, "feed_forward_macaron", "would be unused", "one training")
+
+
+def test_statistics_of_a_norm_that_train_yaml_does_not_have_are_refused(tmp_path: Path) -> None:
+    directory = copy_golden(tmp_path, "wenet_bn_k31")
+    edit_yaml(directory, cnn_module_norm="layer_norm")
+    refusal(directory, "conv_module.norm.running_mean", "would be unused")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "encoder.encoders.0.self_attn.linear_q.lora_A",
+        "encoder.embed.conv.4.weight",
+        "encoder.extra_norm.weight",
+        "teacher.weight",
+    ],
+)
+def test_a_tensor_without_a_use_is_refused_by_name(directory: Path, name: str) -> None:
+    edit_weights(directory, lambda w: w.update({name: torch.ones(2)}))
+    message = refusal(directory, repr(name), "would be unused")
+    assert " more" not in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("position_tables", "encoder.embed.pos_enc.pe"),
+        ("training_counters", "encoder.encoders.0.conv_module.norm.num_batches_tracked"),
+        ("concat_after", "encoder.encoders.0.concat_linear.weight"),
+        ("context_biasing", "context_module.biasing_layer.linear_q.weight"),
+        ("transducer", "joint.ffn_out.weight"),
+    ],
+)
+def test_what_changes_no_result_is_ignored_in_one_line_of_the_log(
+    directory: Path, kind: str, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_weights(directory, lambda w: w.update({name: torch.ones(2, dtype=torch.int64)}))
+    with caplog.at_level(logging.INFO, "oasr_backend"):
         load_wenet(directory)
+    (line,) = [text for text in caplog.messages if "event=tensors_ignored" in text]
+    assert f"{kind}=1 ({name})" in line
+    assert str(directory / "final.pt") in line
+
+
+def test_a_decoder_that_leaves_trained_tensors_unused_costs_rescoring_alone(
+    tmp_path: Path,
+) -> None:
+    decoder = load_wenet(write_checkpoint(tmp_path / "checkpoint", num_blocks=1)).decoder
+    assert isinstance(decoder, NoDecoder)
+    assert "'decoder.left_decoder.decoders.1." in decoder.reason
+    assert "would be unused" in decoder.reason
+
+
+def test_a_direction_without_a_say_is_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint")
+    edit_config(directory, lambda config: config["model_conf"].update(reverse_weight=0.0))
+    with caplog.at_level(logging.INFO, "oasr_backend"):
+        assert not isinstance(load_wenet(directory).decoder, NoDecoder)
+    assert "(decoder.right_decoder." in caplog.text
+
+
+@pytest.mark.parametrize(("option", "value"), [("num_blocks", 0), ("output_size", "wide")])
+def test_a_size_that_is_no_size_is_refused_by_name(
+    directory: Path, option: str, value: Any
+) -> None:
+    edit_yaml(directory, **{option: value})
+    refusal(directory, f"encoder_conf.{option}={value!r} is no whole number")

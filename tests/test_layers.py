@@ -33,6 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("streams", "stream_caches", "graphs"),
     ("batching", "turns", "results", "admission"),
     ("runner",),
+    ("self_test",),
     ("engine",),
     ("triton_io", "parity", "model_load"),
     ("triton_model",),

@@ -91,7 +91,7 @@ def _lose_cmvn(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "damage", "words"),
     [
-        ([], _cut, ["final.pt (100000 bytes)", "damaged", "copy it again"]),
+        ([], _cut, ["final.pt (100000 bytes) is truncated", "copy it again"]),
         ([], _lose_cmvn, ["global_cmvn does not exist", "Copy it there"]),
         (["--set", "num_left_chunk=4"], None, ["'num_left_chunk'; did you mean 'num_left_chunks'"]),
         (

@@ -2,63 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from oasr_backend.errors import CheckpointError
 
-Weights = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 
 
-def take(weights: Weights, name: str) -> Tensor:
-    """Raises CheckpointError for a tensor that is missing or holds NaN or infinity."""
-    try:
-        tensor = weights[name]
-    except KeyError:
-        raise CheckpointError(
-            f"final.pt has no tensor {name!r}; it does not match its train.yaml"
-        ) from None
-    _check_finite(name, tensor)
-    return tensor
+class Weights:
+    """The tensors of one file by name. It knows which were taken, so that none is lost in silence.
+
+    `path` is the file, and `prefix` what stands before all names in it, both for messages.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], path: Path, *, prefix: str = "") -> None:
+        self.path = path
+        self._prefix = prefix
+        self._tensors = dict(tensors)
+        self._left = dict.fromkeys(self._tensors)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    @property
+    def left(self) -> list[str]:
+        """Names of the tensors that nobody has taken, in the file's order."""
+        return list(self._left)
+
+    def name_in_file(self, name: str) -> str:
+        return self._prefix + name
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """The type in the file; `take` widens or narrows it."""
+        return self._tensors[name].dtype
+
+    def take(self, name: str) -> Tensor:
+        """As float32.
+
+        Raises CheckpointError for a tensor that is missing, holds no floating point numbers, or
+        holds NaN or infinity.
+        """
+        if name not in self._tensors:
+            raise CheckpointError(
+                f"{self.path} has no tensor {self.name_in_file(name)!r}; it does not match its "
+                "train.yaml"
+            )
+        tensor = self._tensors[name]
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                f"{self.path}: {self.name_in_file(name)!r} is of type {tensor.dtype}, and weights "
+                "are float16, bfloat16, float32 or float64; give the checkpoint before it was "
+                "quantised"
+            )
+        self._left.pop(name, None)
+        tensor = tensor.float()
+        check_finite(self.name_in_file(name), tensor, self.path)
+        return tensor
+
+    def take_bias(self, name: str, size: int) -> Tensor:
+        """As `take`; zeros where there is none."""
+        return self.take(name) if name in self else torch.zeros(size)
 
 
-def take_bias(weights: Weights, name: str, size: int) -> Tensor:
-    """As `take`; zeros where there is none."""
-    return take(weights, name) if name in weights else torch.zeros(size)
-
-
-def _check_finite(name: str, tensor: Tensor) -> None:
+def check_finite(name: str, tensor: Tensor, path: Path) -> None:
+    """Raises CheckpointError with the number of values that are NaN or infinite."""
     bad = tensor.numel() - int(torch.isfinite(tensor).sum())
     if bad:
         raise CheckpointError(
-            f"final.pt: {bad} of {tensor.numel()} values of {name!r} are not finite, so every text "
+            f"{path}: {bad} of {tensor.numel()} values of {name!r} are not finite, so every text "
             "would be nonsense; the training diverged or the file is damaged: take the checkpoint "
             "of an earlier step, or copy it again"
         )
 
 
-def load_strictly(module: torch.nn.Module, weights: Weights) -> None:
+def load_strictly(module: torch.nn.Module, weights: Tensors, path: Path) -> None:
     """Raises CheckpointError naming a tensor of the wrong shape or value, or one not given."""
     derived = {"position_PHC", "position_bias_PH"}
     expected = module.state_dict()
     for name in weights.keys() & expected.keys():
         if weights[name].shape != expected[name].shape:
             raise CheckpointError(
-                f"final.pt does not match its train.yaml: {name} is of shape "
+                f"{path} does not match its train.yaml: {name} is of shape "
                 f"{tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
             )
         # Finite tensors may fold to what is not: a variance below zero has no root.
-        _check_finite(name, weights[name])
+        check_finite(name, weights[name], path)
     outcome = module.load_state_dict(weights, strict=False)
     missing = [name for name in outcome.missing_keys if name.rpartition(".")[2] not in derived]
     if missing:
-        raise CheckpointError(f"final.pt gives no value for {missing[0]}")
+        raise CheckpointError(f"{path} gives no value for {missing[0]}")
+    if outcome.unexpected_keys:
+        raise CheckpointError(f"{path} gives a value for {outcome.unexpected_keys[0]}, unused")
 
 
-def copy_layer(source: Weights, target: Weights, old: str, new: str, *, scale: float = 1.0) -> None:
+def copy_layer(source: Weights, target: Tensors, old: str, new: str, *, scale: float = 1.0) -> None:
     """One weight (last axis of a pointwise convolution dropped) and its bias, zero if absent."""
-    weight = take(source, f"{old}.weight")
+    weight = source.take(f"{old}.weight")
     if weight.dim() == 3 and weight.shape[-1] == 1:
         weight = weight.squeeze(-1)
-    bias = take_bias(source, f"{old}.bias", weight.shape[0])
+    bias = source.take_bias(f"{old}.bias", weight.shape[0])
     target[f"{new}.weight"], target[f"{new}.bias"] = weight * scale, bias * scale

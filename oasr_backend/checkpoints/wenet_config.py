@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from oasr_backend.checkpoints.files import check_kind
 from oasr_backend.encoders.conformer import ACTIVATIONS, ConformerConfig
 from oasr_backend.encoders.layers import SUBSAMPLING_KINDS
-from oasr_backend.errors import CheckpointError
-from oasr_backend.features import FbankConfig
+from oasr_backend.errors import CheckpointError, ConfigError
+from oasr_backend.features import MAX_RATE_HZ, MIN_RATE_HZ, FbankConfig
 
 #: encoder_conf options of which exactly one value can be served, and that value.
 _ONLY: dict[str, Any] = {
@@ -42,12 +44,20 @@ _IGNORED = {
     "dropout_rate", "positional_dropout_rate", "attention_dropout_rate", "gradient_checkpointing",
     "use_dynamic_left_chunk", "use_sdpa", "query_bias", "key_bias", "value_bias", "conv_bias",
 }  # fmt: skip
+#: Options of dataset_conf that say what a feature frame is. Dither is a training device: it is not
+#: applied.
+_RESAMPLE_OPTIONS = {"resample_rate"}
+_FBANK_OPTIONS = {"num_mel_bins", "frame_length", "frame_shift", "dither", "window_type"}
+#: What WeNet's first releases had in their place, of which only the usual values are served.
+_OLD_FEATURES = "collate_conf.feature_extraction_conf"
+_OLD_ONLY = {"feature_type": "fbank", "frame_length": 25, "frame_shift": 10, "using_pitch": False}
 
 
 def read_train_yaml(path: Path) -> dict[str, Any]:
+    check_kind(path)
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds no mapping; a WeNet train.yaml is expected")
@@ -61,44 +71,145 @@ def conformer_config(config: Mapping[str, Any]) -> ConformerConfig:
     """
     if config.get("encoder") != "conformer":
         raise _refuse("encoder", config.get("encoder"), "conformer")
-    options = dict(config.get("encoder_conf") or {})
+    options = section(config, "encoder_conf")
     _check_options(options)
-    model_dim = int(options.get("output_size", 256))
-    num_heads = int(options.get("attention_heads", 4))
+
+    def size(name: str, default: int) -> int:
+        value = options.get(name)
+        return _whole_number(f"encoder_conf.{name}", default if value is None else value)
+
+    model_dim, num_heads = size("output_size", 256), size("attention_heads", 4)
     return ConformerConfig(
         num_mel_bins=_num_mel_bins(config),
         model_dim=model_dim,
-        num_layers=int(options.get("num_blocks", 6)),
+        num_layers=size("num_blocks", 6),
         num_heads=num_heads,
-        num_kv_heads=int(options.get("n_kv_head") or num_heads),
-        head_dim=int(options.get("head_dim") or model_dim // num_heads),
-        feed_forward_dim=int(options.get("linear_units", 2048)),
-        conv_kernel_size=int(options.get("cnn_module_kernel", 15)),
+        num_kv_heads=size("n_kv_head", num_heads),
+        head_dim=size("head_dim", model_dim // num_heads),
+        feed_forward_dim=size("linear_units", 2048),
+        conv_kernel_size=size("cnn_module_kernel", 15),
         subsampling=str(options.get("input_layer", "conv2d")),
         activation=str(options.get("activation_type", "swish")),
         macaron=bool(options.get("macaron_style", True)),
         conv_layer_norm=options.get("cnn_module_norm", "batch_norm") == "layer_norm",
-        norm_eps=float(options.get("norm_eps", 1e-5)),
+        norm_eps=_positive("encoder_conf.norm_eps", options.get("norm_eps", 1e-5)),
     )
 
 
 def fbank_config(config: Mapping[str, Any]) -> FbankConfig:
-    """The filterbank of `dataset_conf`; dither is a training device and is not applied."""
-    dataset = config.get("dataset_conf") or {}
-    if "fbank_conf" not in dataset and ({"mfcc_conf", "log_mel_spectrogram_conf"} & set(dataset)):
+    """The feature frames of `dataset_conf`, whose sample rate is the model's.
+
+    Raises CheckpointError naming the first option that cannot be honoured.
+    """
+    _check_features(config)
+    resample = section(config, "dataset_conf.resample_conf")
+    fbank = section(config, "dataset_conf.fbank_conf")
+    _check_known("dataset_conf.resample_conf", resample, _RESAMPLE_OPTIONS)
+    _check_known("dataset_conf.fbank_conf", fbank, _FBANK_OPTIONS)
+    sample_rate = _sample_rate(resample.get("resample_rate", 16000))
+    num_mel_bins = _num_mel_bins(config)
+    length_ms, shift_ms = _frame_times(fbank)
+    try:
+        return FbankConfig(
+            sample_rate=sample_rate,
+            num_mel_bins=num_mel_bins,
+            frame_length_ms=length_ms,
+            frame_shift_ms=shift_ms,
+            window=str(fbank.get("window_type", "povey")),
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"train.yaml: dataset_conf.fbank_conf: {error}") from error
+
+
+def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The options under a dotted name; none where it is not written down.
+
+    Raises CheckpointError for anything but a mapping.
+    """
+    found = config
+    for part in name.split("."):
+        inner = found.get(part) or {}
+        if not isinstance(inner, Mapping):
+            raise CheckpointError(f"train.yaml: {part} is {inner!r}; it must hold options by name")
+        found = inner
+    return found
+
+
+def _whole_number(name: str, value: object) -> int:
+    """Raises CheckpointError for anything but an integer of 1 or more."""
+    number = _number(value)
+    if not (number >= 1 and number % 1 == 0):
+        raise CheckpointError(f"train.yaml: {name}={value!r} is no whole number of 1 or more")
+    return int(number)
+
+
+def _positive(name: str, value: object) -> float:
+    number = _number(value)
+    if not 0.0 < number < math.inf:
+        raise CheckpointError(f"train.yaml: {name}={value!r} is no positive number; give one")
+    return number
+
+
+def _number(value: object) -> float:
+    """YAML reads 1e-5 as text. NaN for what is no number."""
+    try:
+        return float(str(value))
+    except ValueError:
+        return math.nan
+
+
+def _check_features(config: Mapping[str, Any]) -> None:
+    dataset, old = section(config, "dataset_conf"), section(config, _OLD_FEATURES)
+    others = {"mfcc_conf", "log_mel_spectrogram_conf"} & set(dataset)
+    if "fbank_conf" not in dataset and others:
         raise _refuse("dataset_conf", "features other than fbank", "fbank_conf")
-    fbank = dataset.get("fbank_conf") or {}
-    return FbankConfig(
-        sample_rate=int((dataset.get("resample_conf") or {}).get("resample_rate", 16000)),
-        num_mel_bins=_num_mel_bins(config),
-        frame_length_ms=float(fbank.get("frame_length", 25)),
-        frame_shift_ms=float(fbank.get("frame_shift", 10)),
+    if dataset.get("feats_type", "fbank") != "fbank":
+        raise _refuse("dataset_conf.feats_type", dataset["feats_type"], "fbank")
+    for name, served in _OLD_ONLY.items():
+        if old.get(name, served) != served:
+            raise _refuse(f"{_OLD_FEATURES}.{name}", old[name], served)
+
+
+def _sample_rate(value: object) -> int:
+    name = "dataset_conf.resample_conf.resample_rate"
+    rate = _whole_number(name, value)
+    if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:
+        raise _refuse(name, value, f"{MIN_RATE_HZ} .. {MAX_RATE_HZ}")
+    return rate
+
+
+def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
+    """Length and shift in ms."""
+    length_ms, shift_ms = (
+        _positive(f"dataset_conf.fbank_conf.{name}", fbank.get(name, default))
+        for name, default in (("frame_length", 25), ("frame_shift", 10))
     )
+    if shift_ms > length_ms:
+        # Windows overlap: samples between two frames belong to nobody.
+        served = f"{length_ms:g} or less, the frame_length"
+        raise _refuse("dataset_conf.fbank_conf.frame_shift", fbank.get("frame_shift", 10), served)
+    return length_ms, shift_ms
 
 
 def _num_mel_bins(config: Mapping[str, Any]) -> int:
-    fbank = (config.get("dataset_conf") or {}).get("fbank_conf") or {}
-    return int(config.get("input_dim", fbank.get("num_mel_bins", 80)))
+    stated = section(config, "dataset_conf.fbank_conf").get("num_mel_bins")
+    width = config.get("input_dim")
+    found = [value for value in (width, stated) if value is not None]
+    sizes = [_whole_number("dataset_conf.fbank_conf.num_mel_bins", value) for value in found]
+    if len(set(sizes)) > 1:
+        raise CheckpointError(
+            f"train.yaml: input_dim={width!r}, but dataset_conf.fbank_conf.num_mel_bins={stated!r};"
+            " this backend serves encoders that read the filterbank's bins, so both must be equal"
+        )
+    return sizes[0] if sizes else 80
+
+
+def _check_known(name: str, options: Mapping[str, Any], known: Collection[str]) -> None:
+    for option in sorted(set(options) - set(known)):
+        raise CheckpointError(
+            f"train.yaml: {name}.{option}={options[option]!r} is unknown to this backend, which "
+            f"knows {', '.join(sorted(known))}; remove it if it does not change the features"
+        )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

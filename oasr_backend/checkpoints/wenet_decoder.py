@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from oasr_backend.checkpoints.weights import Weights, copy_layer, load_strictly, take
+from oasr_backend.checkpoints.unused import is_ignored, unused
+from oasr_backend.checkpoints.weights import Tensors, Weights, copy_layer, load_strictly
 from oasr_backend.encoders.conformer import ACTIVATIONS
 from oasr_backend.errors import CheckpointError
 from oasr_backend.rescoring import (
@@ -50,7 +51,7 @@ def load_decoder(
     config: Mapping[str, Any], weights: Weights, *, vocab_size: int, model_dim: int
 ) -> RescoringDecoder | NoDecoder:
     """`config` is train.yaml, `weights` are those of final.pt, the decoder's under `decoder.`."""
-    if not any(name.startswith("decoder.") for name in weights):
+    if not any(name.startswith("decoder.") for name in weights.left):
         return NoDecoder()
     try:
         return _decoder(config, weights, vocab_size=vocab_size, model_dim=model_dim)
@@ -129,17 +130,26 @@ def _sentence_ends(config: Mapping[str, Any], vocab_size: int) -> tuple[int, int
 
 
 def _direction(source: Weights, old: str, config: AttentionDecoderConfig) -> AttentionDecoder:
-    target: Weights = {"embedding.weight": take(source, f"{old}.embed.0.weight")}
+    target: Tensors = {"embedding.weight": source.take(f"{old}.embed.0.weight")}
     for index in range(config.num_layers):
         _layer(source, target, f"{old}.decoders.{index}", f"layers.{index}")
     copy_layer(source, target, f"{old}.after_norm", "norm")
     copy_layer(source, target, f"{old}.output_layer", "output")
     decoder = AttentionDecoder(config)
-    load_strictly(decoder, target)
+    load_strictly(decoder, target, source.path)
+    _check_all_used(source, f"{old}.")
     return decoder
 
 
-def _layer(source: Weights, target: Weights, old: str, new: str) -> None:
+def _check_all_used(source: Weights, start: str) -> None:
+    """Raises CheckpointError for a tensor of this direction that train.yaml says nothing of."""
+    left = [name for name in source.left if name.startswith(start)]
+    strays = [name for name in left if not is_ignored(name, but="attention_decoder")]
+    if strays:
+        raise CheckpointError(unused([source.name_in_file(name) for name in strays]))
+
+
+def _layer(source: Weights, target: Tensors, old: str, new: str) -> None:
     blocks = ("self_attention", "norm1"), ("cross_attention", "norm2"), ("feed_forward", "norm3")
     for block, norm in blocks:
         copy_layer(source, target, f"{old}.{norm}", f"{new}.{block}.norm")
@@ -153,9 +163,9 @@ def _layer(source: Weights, target: Weights, old: str, new: str) -> None:
     copy_layer(source, target, f"{old}.feed_forward.w_2", f"{new}.feed_forward.contract")
 
 
-def _side_by_side(source: Weights, target: Weights, old: str, parts: str, new: str) -> None:
+def _side_by_side(source: Weights, target: Tensors, old: str, parts: str, new: str) -> None:
     """Layers of one input, named by a letter each, as one layer."""
-    found: Weights = {}
+    found: Tensors = {}
     for part in parts:
         copy_layer(source, found, f"{old}{part}", part)
     for kind in ("weight", "bias"):

@@ -1,12 +1,15 @@
 """Audio in, normalised log-mel features out: buffering, resampling, filterbank, CMVN."""
 
-from oasr_backend.features.audio_buffer import AudioBuffer, WindowGeometry
+from oasr_backend.features.audio_buffer import AudioBuffer
 from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
-from oasr_backend.features.resample import StreamingResampler
+from oasr_backend.features.geometry import WindowGeometry
+from oasr_backend.features.resample import MAX_RATE_HZ, MIN_RATE_HZ, StreamingResampler
 
 __all__ = [
+    "MAX_RATE_HZ",
+    "MIN_RATE_HZ",
     "AudioBuffer",
     "FbankConfig",
     "GlobalCmvn",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from oasr_backend.errors import ConfigError, StreamStateError
+from oasr_backend.features.geometry import count_windows
 from oasr_backend.kernels.launch import use_kernel
 
 _WINDOWS = ("povey", "hanning", "hamming", "rectangular")
@@ -78,9 +79,8 @@ class FbankConfig:
         return self.high_freq if self.high_freq > 0.0 else self.sample_rate / 2 + self.high_freq
 
     def num_frames(self, num_samples: int) -> int:
-        if num_samples < self.frame_length_samples:
-            return 0
-        return (num_samples - self.frame_length_samples) // self.frame_shift_samples + 1
+        """Whole frames in `num_samples`."""
+        return count_windows(num_samples, self.frame_length_samples, self.frame_shift_samples)
 
 
 class LogMelFilterbank(nn.Module):

@@ -1,0 +1,48 @@
+"""The files of a checkpoint directory: that they are there, and are what their names say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oasr_backend.errors import CheckpointError
+
+#: How files begin that stand where another was meant, with what they are and how to get the other.
+_IMPOSTORS = (
+    (
+        b"version https://git-lfs.github.com/spec",
+        "a Git LFS pointer, not the file that it stands for; run `git lfs pull` where it came from "
+        "and copy it again",
+    ),
+    (b"<!doctype html", "a web page; download the file itself"),
+    (b"<html", "a web page; download the file itself"),
+    (b"\x1f\x8b", "a gzip archive; unpack it and give the file inside"),
+)
+_LONGEST_SIGN = max(len(sign) for sign, _ in _IMPOSTORS)
+
+
+def existing(directory: Path, name: str) -> Path:
+    """The path of a file that is needed.
+
+    Raises CheckpointError for one that is missing or stands for another.
+    """
+    path = directory / name
+    if not path.is_file():
+        raise CheckpointError(
+            f"{path} does not exist; a WeNet checkpoint directory holds train.yaml, final.pt, "
+            "units.txt and the CMVN file that train.yaml names. Copy it there, or point "
+            "checkpoint_dir elsewhere"
+        )
+    check_kind(path)
+    return path
+
+
+def check_kind(path: Path) -> None:
+    """Raises CheckpointError for a file that cannot be read or whose first bytes give it away."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_LONGEST_SIGN).lower()
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path} ({error}); check its permissions") from error
+    for sign, what in _IMPOSTORS:
+        if start.startswith(sign):
+            raise CheckpointError(f"{path} is {what}")

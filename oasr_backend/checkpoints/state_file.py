@@ -1,0 +1,170 @@
+"""Reads `final.pt`, however training wrapped it: a state dict's tensors under WeNet's own names.
+
+Nothing that is pickled in a file ever runs: PyTorch's restricted reader refuses what is no data.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from oasr_backend.checkpoints.files import check_kind
+from oasr_backend.checkpoints.weights import Weights
+from oasr_backend.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+#: Keys under which trainers put a state dict beside other things, in the order of preference.
+_WRAPPERS = ("model", "state_dict", "model_avg")
+#: What wrappers of a model put before the names of its tensors.
+_PREFIXES = ("module.", "model.", "_orig_mod.")
+#: Every CTC model has it, so what stands before it stands before all names.
+_ANCHOR = "ctc.ctc_lo.weight"
+_ZIP_SIGN = b"PK\x03\x04"
+#: A pickle of protocol 2 or later: how PyTorch began its files before 1.6.
+_PICKLE_SIGN = b"\x80"
+#: PyTorch's word for what a pickle wants to import.
+_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def read_weights(path: Path) -> Weights:
+    """The tensors of `path`, unwrapped, with one log line where there was something to unwrap.
+
+    Raises CheckpointError that says what the file is when it is no state dict.
+    """
+    check_kind(path)
+    state, keys = _unwrapped(_load(path), path)
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    prefix = _prefix(tensors, path)
+    _log_unwrapping(path, keys, prefix, tensors)
+    return Weights(_without_prefix(tensors, prefix, path), path, prefix=prefix)
+
+
+def _load(path: Path) -> Any:
+    _check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raises CheckpointError for an archive that is cut or holds a program beside its tensors."""
+    with path.open("rb") as file:
+        is_archive = file.read(len(_ZIP_SIGN)) == _ZIP_SIGN
+    if not is_archive:
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) is truncated: the end of its archive is "
+            "missing; copy it again"
+        ) from error
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise CheckpointError(
+            f"{path} is a TorchScript archive, a program with its weights; give the final.pt that "
+            "it was exported from"
+        )
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    found = _GLOBAL.search(str(error))
+    if found:
+        return (
+            f"{path} pickles {found[1]}, which is no tensor and is not run; save the tensors alone "
+            "where it was made: torch.save(model.state_dict(), 'final.pt')"
+        )
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        is_pickle = file.read(1) == _PICKLE_SIGN
+    if is_pickle and isinstance(error, (EOFError, RuntimeError)):
+        return f"{path} ({size} bytes) is truncated: its data end too early; copy it again"
+    return (
+        f"cannot read {path} ({size} bytes): it is damaged, incomplete or no "
+        "PyTorch state dict; copy it again"
+    )
+
+
+def _unwrapped(loaded: Any, path: Path) -> tuple[Mapping[str, Any], list[str]]:
+    """The innermost state dict, and the keys that lead to it."""
+    keys: list[str] = []
+    while isinstance(loaded, Mapping):
+        inner = {key: loaded.get(key) for key in _WRAPPERS}
+        key = next((key for key, it in inner.items() if isinstance(it, Mapping) and it), None)
+        if key is None:
+            break
+        keys.append(key)
+        loaded = inner[key]
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(
+            f"{path} holds a {type(loaded).__name__}, no state dict; export one with WeNet's "
+            "average_model"
+        )
+    if not any(isinstance(value, Tensor) for value in loaded.values()):
+        raise CheckpointError(
+            f"{path} holds no tensors, but {_listed(loaded)}; a state dict is looked for at the "
+            f"top and under {', '.join(_WRAPPERS)}"
+        )
+    return loaded, keys
+
+
+def _prefix(tensors: Mapping[str, Tensor], path: Path) -> str:
+    """What stands before the names of the model's tensors; empty for nothing."""
+    ahead = [name.removesuffix(_ANCHOR) for name in tensors if f".{name}".endswith(f".{_ANCHOR}")]
+    if not ahead:
+        raise CheckpointError(
+            f"{path} has no tensor {_ANCHOR!r}, but {_listed(tensors)}; it is no WeNet model with "
+            "a CTC head"
+        )
+    prefix = min(ahead, key=len)
+    rest = prefix
+    while rest.startswith(_PREFIXES):
+        rest = rest.partition(".")[2]
+    if rest:
+        raise CheckpointError(
+            f"{path} names its tensors with {prefix!r} ahead; of such prefixes "
+            f"{', '.join(map(repr, _PREFIXES))} are taken off: rename the tensors without it"
+        )
+    return prefix
+
+
+def _without_prefix(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
+    """A name without the prefix stays as it is: it is none of the model's."""
+    renamed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    if len(renamed) < len(tensors):
+        twice = next(name for name in tensors if prefix + name in tensors)
+        raise CheckpointError(
+            f"{path} holds {twice!r} twice, with the prefix {prefix!r} and without it; save one "
+            "model alone"
+        )
+    return renamed
+
+
+def _listed(names: Mapping[Any, Any], *, most: int = 5) -> str:
+    first = ", ".join(repr(name) for name in list(names)[:most])
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{first}{more}" if first else "nothing at all"
+
+
+def _log_unwrapping(
+    path: Path, keys: list[str], prefix: str, tensors: Mapping[str, Tensor]
+) -> None:
+    dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
+    if not (keys or prefix or dtypes != {torch.float32}):
+        return
+    logger.info(
+        "event=checkpoint_unwrapped file=%s under=%s prefix=%r dtypes=%s",
+        path,
+        ".".join(keys) or "-",
+        prefix,
+        ",".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
+    )

@@ -1,0 +1,135 @@
+"""A model that is called ready has decoded something, and shows no trace of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
+from oasr_backend.errors import SelfTestError
+from oasr_backend.serve.checks import Problem
+from oasr_backend.serve.command import ServerSettings
+from oasr_backend.serve.embedded import find_triton
+from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.types import ChunkResult
+from tests.checkpoint_helpers import copy_golden, edit_features, edit_weights
+from tests.conftest import MODEL_REPOSITORY
+from tests.decoder_checkpoint import write_checkpoint
+from tests.engine_helpers import ask_one, assert_all_is_free, fault_at, golden_engine, noise
+
+#: Finite, and beyond every type once it is added up.
+HUGE = 3e38
+
+
+@pytest.fixture(name="overflowing")
+def _overflowing(tmp_path: Path) -> Path:
+    """A directory whose every file is in order and whose outputs are infinite."""
+    directory = copy_golden(tmp_path)
+    edit_weights(directory, lambda w: w["ctc.ctc_lo.weight"].fill_(HUGE))
+    return directory
+
+
+def test_outputs_that_are_not_finite_refuse_the_load(overflowing: Path) -> None:
+    with pytest.raises(SelfTestError) as caught:
+        Engine.load(overflowing, ServingConfig(), device="cpu")
+    message = str(caught.value)
+    assert " of 1536 outputs" in message
+    assert "not finite under dtype=float32; take the checkpoint of an earlier step" in message
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused_with_the_remedy(
+    tmp_path: Path,
+) -> None:
+    directory = copy_golden(tmp_path)
+    edit_weights(directory, lambda w: w["ctc.ctc_lo.weight"].mul_(1e6))
+    with pytest.raises(SelfTestError, match=r"dtype=float16; serve it with dtype=float32"):
+        Engine.load(directory, ServingConfig(dtype="float16"), device="cpu")
+    Engine.load(directory, ServingConfig(), device="cpu")
+
+
+@pytest.mark.parametrize("part", ["filterbank", "ctc"])
+def test_a_part_that_raises_refuses_the_load_and_leaves_nothing(part: str) -> None:
+    engine = golden_engine()
+    with (
+        fault_at(engine, part, lambda _: ValueError("no such bin")),
+        pytest.raises(SelfTestError, match=r"a test stream fails \(ValueError: no such bin\)"),
+    ):
+        engine.test_itself()
+    assert_all_is_free(engine)
+    engine.test_itself()
+
+
+def answer(engine: Engine, **parameters: Any) -> tuple[str, dict[str, Any]]:
+    result: ChunkResult = ask_one(
+        engine, "first", noise(5), flags="SE", parameters=parameters, wants_result=True
+    )
+    assert result.error is None
+    return result.text, {**(result.document or {}), "step_ms": 0}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"word_times": True}, {"decoder": "prefix_beam", "nbest": 4, "rescoring": True}],
+)
+def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint")
+    tested = Engine.load(directory, ServingConfig(), device="cpu")
+    assert_all_is_free(tested)
+    assert tested.caches.ctc.kinds == []
+    once = answer(tested, **parameters)
+    for _ in range(3):
+        tested.test_itself()
+    assert_all_is_free(tested)
+    assert answer(tested, **parameters) == once
+
+
+def test_metrics_and_log_do_not_know_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    engine = golden_engine(log_level="info")
+    before = engine.samples()
+    with caplog.at_level("INFO", "oasr_backend"):
+        engine.test_itself()
+    assert engine.samples() == before
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_streams": 1},
+        {"decoder": "prefix_beam", "rescoring": True, "nbest": 3, "word_times": True},
+        {"num_left_chunks": -1, "max_blocks_per_seq": 1},
+        {"num_left_chunks": 0, "chunk_size": 1},
+        {"tail_padding": False, "sample_rate": 8000, "endpoint": True},
+        {"dtype": "bfloat16", "partials": "off"},
+    ],
+    ids=str,
+)
+def test_it_follows_the_servers_own_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
+    directory = write_checkpoint(tmp_path / "checkpoint")
+    engine = Engine.load(directory, ServingConfig(**settings), device="cpu")
+    assert_all_is_free(engine)
+    assert answer(engine)[1]["is_final"]
+
+
+def check_only(directory: Path) -> list[Problem]:
+    """What `oasr-serve --check-only` finds when it loads the shipped model with this checkpoint."""
+    overrides = {"checkpoint_dir": str(directory), "device": "cpu", "max_streams": "4"}
+    settings = ServerSettings(MODEL_REPOSITORY, overrides=overrides)
+    return find_load_problems(find_triton(), settings)
+
+
+def test_the_check_says_in_one_line_what_no_stream_would_survive(overflowing: Path) -> None:
+    (problem,) = check_only(overflowing)
+    assert "cannot be loaded: every file is read, but " in problem.message
+    assert " of 1536 outputs of a test stream are not finite" in problem.message
+    assert "\n" not in problem.message
+
+
+def test_what_the_check_passes_serves(tmp_path: Path) -> None:
+    directory = copy_golden(tmp_path)
+    edit_features(directory, sample_rate=8000, frame_length=32, frame_shift=12.5)
+    assert check_only(directory) == []
+    assert answer(Engine.load(directory, ServingConfig(), device="cpu"))[0]

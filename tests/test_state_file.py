@@ -1,0 +1,222 @@
+"""`final.pt` however training wrapped it, and what else may lie under that name."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oasr_backend.checkpoints import load_wenet
+from oasr_backend.parity import stream_log_probs
+from tests.checkpoint_helpers import SOURCE, copy_golden, read_weights, refusal, write_weights
+
+Wrap = Callable[[dict[str, Tensor]], dict[str, Any]]
+
+
+@pytest.fixture(name="directory")
+def _directory(tmp_path: Path) -> Path:
+    return copy_golden(tmp_path)
+
+
+@pytest.fixture(name="final")
+def _final(directory: Path) -> Path:
+    return directory / "final.pt"
+
+
+def renamed(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in weights.items()}
+
+
+def cast(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in weights.items()
+    }
+
+
+def log_probs(directory: Path) -> np.ndarray[Any, Any]:
+    feats = np.random.default_rng(0).normal(10.0, 3.0, (80, 80)).astype(np.float32)
+    return stream_log_probs(directory, feats, chunk_size=8, num_left_chunks=2)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "words"),
+    [
+        (lambda w: {"model": w, "epoch": 3}, ["under=model "]),
+        (lambda w: {"state_dict": w, "lr": 0.1}, ["under=state_dict "]),
+        (lambda w: {"model": None, "model_avg": w}, ["under=model_avg "]),
+        (lambda w: {"model": {}, "model_avg": w}, ["under=model_avg "]),
+        (lambda w: {"model": w, "model_avg": cast(w, torch.float64)}, ["under=model "]),
+        (lambda w: {"state_dict": {"model": w}}, ["under=state_dict.model "]),
+        (lambda w: renamed(w, "module."), ["prefix='module.'"]),
+        (lambda w: renamed(w, "model."), ["prefix='model.'"]),
+        (lambda w: renamed(w, "_orig_mod."), ["prefix='_orig_mod.'"]),
+        (
+            lambda w: {"model": renamed(w, "module.model."), "step": torch.ones(1)},
+            ["under=model ", "prefix='module.model.'"],
+        ),
+        (lambda w: cast(w, torch.float64), ["dtypes=float64"]),
+    ],
+)
+def test_what_training_wrapped_is_unwrapped_with_one_line_of_the_log(
+    directory: Path, wrap: Wrap, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_weights(directory, wrap(read_weights()))
+    with caplog.at_level(logging.INFO, "oasr_backend"):
+        np.testing.assert_array_equal(log_probs(directory), log_probs(SOURCE))
+    (line,) = [text for text in caplog.messages if "event=checkpoint_unwrapped" in text]
+    for word in [str(directory / "final.pt"), *words]:
+        assert word in line
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_served_as_the_values_that_they_hold(
+    directory: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    halves = cast(read_weights(), dtype)
+    write_weights(directory, halves)
+    (tmp_path / "widened").mkdir()
+    widened = copy_golden(tmp_path / "widened")
+    write_weights(widened, cast(halves, torch.float32))
+    # The file's statistics differ from rounded ones that claim to be float32.
+    for one in (directory, widened):
+        without = {n: t for n, t in read_weights(one).items() if "global_cmvn" not in n}
+        write_weights(one, without)
+    np.testing.assert_array_equal(log_probs(directory), log_probs(widened))
+
+
+def test_a_plain_state_dict_is_no_matter_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "oasr_backend"):
+        load_wenet(SOURCE)
+    assert "event=checkpoint_unwrapped" not in caplog.text
+
+
+def test_a_missing_tensor_is_named_as_the_file_would_name_it(directory: Path, final: Path) -> None:
+    weights = read_weights()
+    weights.pop("encoder.after_norm.weight")
+    write_weights(directory, renamed(weights, "module."))
+    refusal(directory, f"{final} has no tensor 'module.encoder.after_norm.weight'")
+
+
+def test_another_prefix_is_named_and_refused(directory: Path, final: Path) -> None:
+    write_weights(directory, renamed(read_weights(), "asr."))
+    refusal(directory, str(final), "'asr.' ahead", "'module.'", "'model.'")
+
+
+def test_a_name_with_and_without_the_prefix_is_refused(directory: Path) -> None:
+    weights = renamed(read_weights(), "module.")
+    weights["encoder.after_norm.bias"] = torch.zeros(64)
+    write_weights(directory, weights)
+    refusal(directory, "'encoder.after_norm.bias' twice", "'module.'")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"epoch": 3, "optimizer": {"lr": 0.1}}, ["no tensors", "'epoch', 'optimizer'"]),
+        ({}, ["no tensors, but nothing at all"]),
+        ([torch.ones(2)], ["holds a list, no state dict"]),
+        (torch.ones(2), ["holds a Tensor, no state dict"]),
+        ({"a.weight": torch.ones(2)}, ["no tensor 'ctc.ctc_lo.weight'", "but 'a.weight'"]),
+        ({f"t{n}": torch.ones(1) for n in range(7)}, ["'t4' and 2 more"]),
+    ],
+)
+def test_a_file_that_holds_something_else_is_refused_by_what_it_holds(
+    directory: Path, final: Path, content: Any, words: list[str]
+) -> None:
+    torch.save(content, final)
+    refusal(directory, str(final), *words)
+
+
+def test_a_tensor_of_whole_numbers_is_no_weight(directory: Path) -> None:
+    weights = read_weights()
+    weights["ctc.ctc_lo.bias"] = weights["ctc.ctc_lo.bias"].to(torch.int8)
+    write_weights(directory, weights)
+    refusal(directory, "'ctc.ctc_lo.bias' is of type torch.int8", "float16")
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.float64(0.5), "numpy.core.multiarray.scalar"),
+        (nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+        (Path("x"), "pathlib.PosixPath"),
+    ],
+    ids=["numpy scalar", "module", "path"],
+)
+def test_what_is_pickled_is_named_and_never_run(
+    directory: Path, final: Path, value: object, name: str, is_zip: bool
+) -> None:
+    content = {"model": read_weights(), "extra": value}
+    torch.save(content, final, _use_new_zipfile_serialization=is_zip)
+    refusal(directory, f"{final} pickles {name},", "state_dict()")
+
+
+class _RunsWhenRead:
+    """Its pickle copies a file."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self._paths = str(source), str(target)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return shutil.copyfile, self._paths
+
+
+def test_a_program_in_a_pickle_does_not_run(directory: Path, tmp_path: Path, final: Path) -> None:
+    program = _RunsWhenRead(directory / "units.txt", tmp_path / "copied")
+    torch.save({"model": read_weights(), "x": program}, final)
+    refusal(directory, "pickles shutil.copyfile,")
+    assert not (tmp_path / "copied").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_a_torchscript_archive_is_called_that(directory: Path, final: Path) -> None:
+    torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), str(final))
+    refusal(directory, f"{final} is a TorchScript archive", "final.pt that it was exported from")
+
+
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before 1.6"])
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.999])
+def test_a_truncated_file_is_called_that(
+    directory: Path, final: Path, is_zip: bool, part: float
+) -> None:
+    torch.save(read_weights(), final, _use_new_zipfile_serialization=is_zip)
+    content = final.read_bytes()
+    kept = int(len(content) * part)
+    final.write_bytes(content[:kept])
+    refusal(directory, f"{final} ({kept} bytes) is truncated")
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "final.pt", "units.txt", "global_cmvn"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab12\nsize 28519284\n",
+            ["is a Git LFS pointer", "git lfs pull"],
+        ),
+        (b"<!DOCTYPE html>\n<html><body>404</body></html>", ["is a web page"]),
+        (b"\x1f\x8b\x08\x00" + bytes(60), ["is a gzip archive"]),
+    ],
+    ids=["lfs", "html", "gzip"],
+)
+def test_a_file_that_stands_for_another_is_called_what_it_is(
+    directory: Path, name: str, content: bytes, words: list[str]
+) -> None:
+    (directory / name).write_bytes(content)
+    refusal(directory, str(directory / name), *words)
+
+
+def test_a_file_without_weights_is_refused_by_path_and_size(directory: Path, final: Path) -> None:
+    final.write_bytes(b"not a checkpoint")
+    refusal(directory, f"cannot read {final} (16 bytes)")
+    final.write_bytes(b"")
+    refusal(directory, f"cannot read {final} (0 bytes)")
