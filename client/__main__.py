@@ -1,4 +1,17 @@
-from oasr_client.cli import main
+"""The command `oasr-client`."""
+
+from __future__ import annotations
+
+from oasr_client.interrupt import quit_on_interrupt
+
+
+def main() -> None:
+    quit_on_interrupt()
+    # Imported late: it takes a second, in which Ctrl-C may come.
+    from oasr_client.cli import app
+
+    app()
+
 
 if __name__ == "__main__":
     main()

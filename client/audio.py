@@ -1,35 +1,30 @@
-"""Audio files as the server wants them: mono float32 at 16 kHz, cut into chunks."""
+"""Audio as the server wants it: mono float32 at 16 kHz, cut into chunks."""
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
-import soxr
 from oasr_client.errors import InvalidAudioError
+from oasr_client.mono import SAMPLE_RATE_HZ, Converter, Mono, check_rate
+from oasr_client.recording import Recording
+from oasr_client.sources import RawFormat
 
-SAMPLE_RATE_HZ = 16000
-#: Below, speech is not intelligible and resampling multiplies a file's size; above, no recorder.
-MIN_FILE_RATE_HZ = 4000
-MAX_FILE_RATE_HZ = 384000
 MAX_CHUNK_MS = 86_400_000
 _RAW_SUBTYPES = {"pcm16": "PCM_16", "mulaw": "ULAW", "alaw": "ALAW"}
 
-Mono = npt.NDArray[np.float32]
-
 
 def read_audio(path: str | Path) -> Mono:
-    """Any plain file and channel count that libsndfile reads, at 4..384 kHz.
+    """Any plain file and channel count that libsndfile reads, at 4..384 kHz, as a whole.
 
-    Raises InvalidAudioError.
+    Raises InvalidAudioError. Warns of channels that cancel each other and of a header that denies
+    its samples.
     """
-    return _read(path)
+    return _read(Path(path), None)
 
 
 def read_raw(
@@ -40,40 +35,35 @@ def read_raw(
     channels: int = 1,
 ) -> Mono:
     """A file without a header, little-endian, at 4..384 kHz. Raises InvalidAudioError."""
+    return _read(Path(path), raw_format(encoding, sample_rate_hz, channels))
+
+
+def iter_audio(path: str | Path, chunk_ms: float) -> Iterator[Mono]:
+    """`read_audio` in chunks as those of `iter_chunks`; holds about a second of a file of hours."""
+    with Recording(Path(path)) as recording:
+        yield from rechunked(recording.blocks(), chunk_ms)
+    _pass_on(path, recording)
+
+
+def raw_format(encoding: str, sample_rate_hz: int, channels: int = 1) -> RawFormat:
+    """Raises InvalidAudioError for an unknown encoding or a rate outside 4..384 kHz."""
     check_rate(sample_rate_hz)
     if encoding not in _RAW_SUBTYPES:
         raise InvalidAudioError(
             f"raw encoding {encoding!r} is unknown; use one of {', '.join(_RAW_SUBTYPES)}"
         )
-    return _read(
-        path,
-        format="RAW",
-        subtype=_RAW_SUBTYPES[encoding],
-        samplerate=sample_rate_hz,
-        channels=channels,
-        endian="LITTLE",
-    )
+    return RawFormat(_RAW_SUBTYPES[encoding], sample_rate_hz, channels)
 
 
 def to_mono_16k(samples_NC: npt.NDArray[Any], sample_rate_hz: int) -> Mono:
     """Averages the channels of floats in [-1, 1] and resamples with soxr's HQ filter.
 
-    Raises InvalidAudioError for a rate outside 4..384 kHz.
+    Where the channels cancel each other one of them is taken. Raises InvalidAudioError for a rate
+    outside 4..384 kHz.
     """
-    check_rate(sample_rate_hz)
-    mono = samples_NC.mean(axis=1, dtype=np.float32) if samples_NC.ndim == 2 else samples_NC
-    mono = np.ascontiguousarray(mono, dtype=np.float32)
-    if sample_rate_hz == SAMPLE_RATE_HZ or mono.size == 0:
-        return mono
-    return np.asarray(soxr.resample(mono, sample_rate_hz, SAMPLE_RATE_HZ, quality="HQ"))
-
-
-def check_rate(sample_rate_hz: int) -> None:
-    if not MIN_FILE_RATE_HZ <= sample_rate_hz <= MAX_FILE_RATE_HZ:
-        raise InvalidAudioError(
-            f"the sample rate is {sample_rate_hz} Hz, expected {MIN_FILE_RATE_HZ} to "
-            f"{MAX_FILE_RATE_HZ}; name the recording's own rate, or convert it to 16000 Hz"
-        )
+    converter = Converter(sample_rate_hz)
+    columns_NC = np.asarray(samples_NC, np.float32).reshape(len(samples_NC), -1)
+    return np.concatenate([converter.convert(columns_NC), converter.finish()])
 
 
 def iter_chunks(samples: npt.NDArray[Any], chunk_ms: float) -> Iterator[npt.NDArray[Any]]:
@@ -81,6 +71,22 @@ def iter_chunks(samples: npt.NDArray[Any], chunk_ms: float) -> Iterator[npt.NDAr
     step = chunk_samples(chunk_ms)
     for start in range(0, max(samples.size, 1), step):
         yield samples[start : start + step]
+
+
+def rechunked(blocks: Iterable[Mono], chunk_ms: float) -> Iterator[Mono]:
+    """The samples of the blocks as `iter_chunks` cuts them."""
+    step = chunk_samples(chunk_ms)
+    held: list[Mono] = []
+    num_held = 0
+    for block in blocks:
+        held.append(block)
+        num_held += block.size
+        # The last chunk is never yielded here: more may follow it, or nothing.
+        if num_held > step:
+            *full, rest = iter_chunks(np.concatenate(held), chunk_ms)
+            yield from full
+            held, num_held = [rest], rest.size
+    yield np.concatenate(held) if held else np.empty(0, np.float32)
 
 
 def chunk_samples(chunk_ms: float) -> int:
@@ -97,33 +103,13 @@ def seconds(num_samples: int) -> float:
     return num_samples / SAMPLE_RATE_HZ
 
 
-def _read(path: str | Path, **raw: Any) -> Mono:
-    _check_plain(path)
-    try:
-        with soundfile.SoundFile(path, **raw) as file:
-            # Before the samples: a header that lies about the rate must not cost memory.
-            check_rate(file.samplerate)
-            samples_NC, rate_hz = file.read(dtype="float32", always_2d=True), file.samplerate
-    except InvalidAudioError as error:
-        raise InvalidAudioError(f"{path}: {error}") from error
-    except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
-        raise InvalidAudioError(
-            f"{path}: not readable as audio ({error}); convert it to WAV or FLAC, "
-            "or name its raw encoding"
-        ) from error
-    return to_mono_16k(samples_NC, rate_hz)
+def _read(path: Path, raw: RawFormat | None) -> Mono:
+    with Recording(path, raw) as recording:
+        blocks = list(recording.blocks())
+    _pass_on(path, recording)
+    return np.concatenate([*blocks, np.empty(0, np.float32)])
 
 
-def _check_plain(path: str | Path) -> None:
-    try:
-        is_plain = stat.S_ISREG(os.stat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        if str(path) != "-":
-            raise InvalidAudioError(f"{path}: no such file; check the path") from error
-        is_plain = False
-    except (OSError, ValueError) as error:
-        raise InvalidAudioError(f"{path}: not accessible ({error}); check the path") from error
-    if not is_plain:
-        raise InvalidAudioError(
-            f"{path}: not a plain file; write the audio into a file and name that"
-        )
+def _pass_on(path: str | Path, recording: Recording) -> None:
+    for words in recording.warnings:
+        warnings.warn(f"{path}: {words}", stacklevel=3)

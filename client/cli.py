@@ -15,17 +15,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from oasr_client.audio import Mono, check_rate, read_audio, read_raw
+from oasr_client.audio import raw_format
 from oasr_client.batch import Batch, transcribe_files, transcribe_microphone
+from oasr_client.effects import check_effects, check_request_options
 from oasr_client.errors import ClientError
-from oasr_client.manifest import Reference, load_manifest, word_errors
+from oasr_client.interrupt import quit_on_interrupt
+from oasr_client.manifest import Reference, load_manifest
 from oasr_client.options import parse_options
+from oasr_client.recording import Recording
 from oasr_client.report import JsonReport, LiveReport, Report
-from oasr_client.session import RetryPolicy
+from oasr_client.retry import RetryPolicy
 from oasr_client.settings import ClientSettings
 from oasr_client.signals import SIGNALLED, until_signalled
+from oasr_client.sources import AudioSource
 from oasr_client.streaming import AsyncStreamingClient
 from oasr_client.transcribe import Pace
+from oasr_client.words import check_scoring, word_errors
 from rich.console import Console
 
 app = typer.Typer(add_completion=False)
@@ -67,6 +72,7 @@ class Plan:
 
 @app.command()
 def transcribe(  # noqa: PLR0913 - a command's options are its parameters
+    context: typer.Context,
     files: Annotated[
         list[Path] | None, typer.Argument(metavar="FILE...", help="Audio files, 4 to 384 kHz.")
     ] = None,
@@ -89,7 +95,8 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     dtype: Annotated[WireType, typer.Option(help="Sample type sent.")] = WireType.PCM16,
     timeout: Annotated[float, typer.Option(min=0.01, help="Seconds for one request.")] = 30.0,
     manifest: Annotated[
-        Path | None, typer.Option(help="JSON list or lines of {audio, text}: prints the WER.")
+        Path | None,
+        typer.Option(help="JSON list or lines of {audio, text, offset, duration}: prints the WER."),
     ] = None,
     form: Annotated[
         Form,
@@ -109,9 +116,10 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     A terminal shows partials live. Otherwise each file's final text is one line, with
     "FILE: " before it when there are several.
     """
+    _check_effects(context)
     references = _manifest(manifest)
     sources = _sources(files, references, use_microphone=microphone)
-    _check_outputs(sources, form=form.value, as_json=as_json, output_dir=output_dir)
+    _check_outputs(sources, form=form.value, output_dir=output_dir)
     settings = {
         "url": url,
         "protocol": protocol.value,
@@ -126,7 +134,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     _check_settings(settings)
     plan = Plan(
         settings=settings,
-        batch=Batch(sources, _reader(raw, raw_rate), _pace(chunk_ms, realtime), parallel),
+        batch=Batch(sources, _opener(raw, raw_rate), _pace(chunk_ms, realtime), parallel),
         references=references,
         report=_report(
             form.value,
@@ -140,13 +148,11 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
     raise typer.Exit(_run(plan))
 
 
-def main() -> None:
-    app()
-
-
 def _run(plan: Plan) -> int:
     with plan.report:
         status = asyncio.run(until_signalled(_run_async(plan)))
+        # The event loop has taken its own handler along.
+        quit_on_interrupt()
     if status > SIGNALLED:
         sys.stderr.write("oasr-client: cancelled\n")
     return status
@@ -160,7 +166,7 @@ async def _run_async(plan: Plan) -> int:
         texts = await transcribe_files(client, plan.batch, plan.report)
     if plan.references:
         plan.report.scored(word_errors(plan.references, texts))
-    return int(len(texts) < len(set(plan.batch.files)))
+    return int(len(texts) < len(set(plan.batch.sources)))
 
 
 def _report(
@@ -191,26 +197,32 @@ def _pace(chunk_ms: float, is_realtime: bool) -> Pace:
         raise typer.BadParameter(f"--chunk-ms: {error}") from error
 
 
-def _reader(raw: RawEncoding | None, rate_hz: int) -> Callable[[Path], Mono]:
+def _opener(raw: RawEncoding | None, rate_hz: int) -> Callable[[AudioSource], Recording]:
+    if raw is None:
+        return Recording
     try:
-        check_rate(rate_hz)
+        form = raw_format(raw.value, rate_hz)
     except ClientError as error:
         raise typer.BadParameter(f"--raw-rate: {error}") from error
+    return lambda source: Recording(source, form)
 
-    def read(path: Path) -> Mono:
-        if raw is None:
-            return read_audio(path)
-        return read_raw(path, raw.value, sample_rate_hz=rate_hz)
 
-    return read
+def _check_effects(context: typer.Context) -> None:
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+    names = {str(option.name): option.opts[0] for option in context.command.params}
+    try:
+        check_effects(given, context.params, names)
+    except ClientError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _manifest(path: Path | None) -> list[Reference]:
     if path is None:
         return []
     try:
-        # Scoring comes last: a missing jiwer must not cost a whole run.
-        word_errors([], {})
+        # Scoring comes last: a missing package must not cost a whole run.
+        check_scoring()
         return load_manifest(path)
     except ClientError as error:
         raise typer.BadParameter(str(error)) from error
@@ -218,8 +230,8 @@ def _manifest(path: Path | None) -> list[Reference]:
 
 def _sources(
     files: list[Path] | None, references: list[Reference], *, use_microphone: bool
-) -> list[Path]:
-    named = files or []
+) -> list[AudioSource]:
+    named: list[AudioSource] = [*(files or ())]
     listed = dict.fromkeys(reference.audio for reference in references)
     sources = [*named, *(path for path in listed if path not in named)]
     if use_microphone == bool(sources):
@@ -227,14 +239,10 @@ def _sources(
     return sources
 
 
-def _check_outputs(
-    sources: list[Path], *, form: str, as_json: bool, output_dir: Path | None
-) -> None:
-    if as_json and (form in ("srt", "vtt") or output_dir is not None):
-        raise typer.BadParameter("--json is a stream of lines; leave out --format and --output-dir")
+def _check_outputs(sources: list[AudioSource], *, form: str, output_dir: Path | None) -> None:
     if form in ("srt", "vtt") and len(sources) > 1 and output_dir is None:
         raise typer.BadParameter(f"several files with --format {form} need --output-dir")
-    stems = [path.stem for path in sources]
+    stems = [source.stem for source in sources]
     if output_dir is not None and len(set(stems)) < len(stems):
         raise typer.BadParameter("two files have one name and would share a file in --output-dir")
 
@@ -242,7 +250,9 @@ def _check_outputs(
 def _options(pairs: list[str] | None, form: Form) -> dict[str, Any]:
     implied = {"word_times": True} if form in (Form.SRT, Form.VTT) else {}
     try:
-        return {**implied, **parse_options(pairs or ())}
+        options = {**implied, **parse_options(pairs or ())}
+        check_request_options(options, form=form.value)
+        return options
     except ClientError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import tritonclient.grpc
 import tritonclient.grpc.aio
 from oasr_client.errors import translate
-from oasr_client.wire import ChunkRequest, Endpoint, Reply
+from oasr_client.wire import ChunkRequest, Endpoint, Reply, parse_reply
 
 # A ping only while a call waits, and never a third one without data: servers that limit pings
 # (Triton: one per 5 minutes without data, two strikes) then have no reason to hang up. The local
@@ -40,7 +40,7 @@ class GrpcTransport:
             response = self._client.infer(client_timeout=timeout_s, **arguments)
         except Exception as error:
             raise translate(error, url=self._endpoint.url, timeout_s=timeout_s) from error
-        return self._endpoint.reply(response)
+        return parse_reply(response)
 
     def close(self) -> None:
         self._client.close()
@@ -59,7 +59,7 @@ class AsyncGrpcTransport:
             response = await self._client.infer(client_timeout=timeout_s, **arguments)
         except Exception as error:
             raise translate(error, url=self._endpoint.url, timeout_s=timeout_s) from error
-        return self._endpoint.reply(response)
+        return parse_reply(response)
 
     async def close(self) -> None:
         await self._client.close()

@@ -14,7 +14,7 @@ import gevent  # type: ignore[import-untyped]
 import tritonclient.http
 import tritonclient.http.aio
 from oasr_client.errors import translate
-from oasr_client.wire import ChunkRequest, Endpoint, Reply
+from oasr_client.wire import ChunkRequest, Endpoint, Reply, parse_reply
 
 # tritonclient's own limits are per connection; the deadline here is per request.
 _NO_LIMIT_S = 365 * 24 * 3600.0
@@ -39,7 +39,7 @@ class HttpTransport:
         except Exception as error:
             self._drop_client()
             raise translate(error, url=self._endpoint.url, timeout_s=timeout_s) from error
-        return self._endpoint.reply(response)
+        return parse_reply(response)
 
     def close(self) -> None:
         for client in list(self._clients):
@@ -77,7 +77,7 @@ class AsyncHttpTransport:
             response = await asyncio.wait_for(self._client.infer(**arguments), timeout_s)
         except Exception as error:
             raise translate(error, url=self._endpoint.url, timeout_s=timeout_s) from error
-        return self._endpoint.reply(response)
+        return parse_reply(response)
 
     async def close(self) -> None:
         await self._client.close()

@@ -1,44 +1,36 @@
-"""Recordings with reference texts, and the word error rate over them."""
+"""Recordings with reference texts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from oasr_client.errors import ClientError
+from oasr_client.sources import AudioSource, Excerpt
+from oasr_client.words import WordErrors as WordErrors
+from oasr_client.words import word_errors as word_errors
 
 _AUDIO_KEYS = ("audio", "wav", "audio_filepath", "audio_path", "path", "file")
 
 
 @dataclass(frozen=True)
 class Reference:
-    audio: Path
+    audio: AudioSource
     text: str
-
-
-@dataclass(frozen=True)
-class WordErrors:
-    """`num_files` counts references: a file with two of them is scored against each."""
-
-    num_errors: int
-    num_words: int
-    num_files: int
-
-    @property
-    def rate(self) -> float:
-        return self.num_errors / self.num_words if self.num_words else float(self.num_errors > 0)
 
 
 def load_manifest(path: Path) -> list[Reference]:
     """The entries of a JSON list or JSON lines of objects with an audio path and `text`.
 
-    Relative audio paths start at the manifest's folder. Raises ClientError naming the entry.
+    `offset` and `duration`, in seconds, cut an excerpt out. Relative audio paths start at the
+    manifest's folder. Raises ClientError naming the entry.
     """
     try:
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
         entries = _entries(content)
     except (OSError, ValueError) as error:
         raise ClientError(
@@ -47,38 +39,12 @@ def load_manifest(path: Path) -> list[Reference]:
     return [_reference(path, number, entry) for number, entry in enumerate(entries, 1)]
 
 
-def word_errors(references: Sequence[Reference], texts: Mapping[Path, str]) -> WordErrors:
-    """Over the references whose file has a text, case folded.
-
-    Raises ClientError when jiwer is missing.
-    """
-    try:
-        import jiwer
-    except ImportError as error:
-        raise ClientError(
-            "the word error rate needs the package jiwer; pip install jiwer"
-        ) from error
-    num_errors = num_words = num_files = 0
-    for entry in references:
-        if entry.audio not in texts:
-            continue
-        reference, text = entry.text.casefold(), texts[entry.audio].casefold()
-        num_files += 1
-        num_words += len(reference.split())
-        if not reference.split():
-            # jiwer refuses an empty reference: every word heard there is an insertion.
-            num_errors += len(text.split())
-            continue
-        counts = jiwer.process_words(reference, text)
-        num_errors += counts.substitutions + counts.deletions + counts.insertions
-    return WordErrors(num_errors, num_words, num_files)
-
-
 def _entries(content: str) -> list[Any]:
     if content.lstrip().startswith("["):
         loaded = json.loads(content)
         return list(loaded)
-    return [json.loads(line) for line in content.splitlines() if line.strip()]
+    # Line feeds only: JSON strings may hold the other characters that end a line.
+    return [json.loads(line) for line in content.split("\n") if line.strip()]
 
 
 def _reference(manifest: Path, number: int, entry: Any) -> Reference:
@@ -89,4 +55,22 @@ def _reference(manifest: Path, number: int, entry: Any) -> Reference:
         raise ClientError(
             f"{manifest}: entry {number} needs a text and one of {', '.join(_AUDIO_KEYS)}"
         )
-    return Reference(manifest.parent / audio, text)
+    where = f"{manifest}: entry {number}"
+    offset_s = _seconds(fields, "offset", where=where) or 0.0
+    duration_s = _seconds(fields, "duration", where=where)
+    if duration_s == 0.0:
+        raise ClientError(f"{where}: its duration is 0 s; give a longer one, or leave it out")
+    path = manifest.parent / audio
+    if offset_s == 0.0 and duration_s is None:
+        return Reference(path, text)
+    return Reference(Excerpt(path, offset_s, duration_s), text)
+
+
+def _seconds(fields: Mapping[str, Any], name: str, *, where: str) -> float | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:
+        raise ClientError(f"{where}: its {name} is {value!r}; give seconds, 0 or more")
+    return float(value)

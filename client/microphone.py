@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
-from oasr_client.audio import SAMPLE_RATE_HZ, Mono, chunk_samples
+from oasr_client.audio import chunk_samples
 from oasr_client.errors import ClientError
+from oasr_client.mono import SAMPLE_RATE_HZ, Mono
 
 
 async def microphone_chunks(chunk_ms: float, stop: asyncio.Event) -> AsyncGenerator[Mono, None]:

@@ -18,6 +18,8 @@ def parse_options(pairs: Iterable[str]) -> dict[str, OptionValue]:
             raise RequestRejectedError(
                 f"option {pair!r} is not key=value; write for example nbest=3"
             )
+        if key.strip() in options:
+            raise RequestRejectedError(f"option {key.strip()} is given twice; leave one out")
         options[key.strip()] = _typed(value)
     return options
 

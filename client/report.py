@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from oasr_client.audio import seconds
 from oasr_client.errors import ClientError
-from oasr_client.manifest import WordErrors
+from oasr_client.output import without_faults, without_line_breaks
 from oasr_client.session import StreamUpdate
+from oasr_client.sources import AudioSource, Excerpt
 from oasr_client.subtitles import srt, vtt
+from oasr_client.words import WordErrors
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
 from rich.text import Text
@@ -23,12 +25,23 @@ LONG_RECORDING_S = 20.0
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer that covers `num_samples` of a source; `total_samples` None means a live one."""
+    """An answer that covers `num_samples` of a source, a live one if it is no file.
 
-    name: str
+    `total_samples` is what is known beforehand of the source's length.
+    """
+
+    source: AudioSource | str
     update: StreamUpdate
     num_samples: int
     total_samples: int | None
+
+    @property
+    def name(self) -> str:
+        return str(self.source)
+
+    @property
+    def stem(self) -> str:
+        return self.source.stem if isinstance(self.source, Excerpt) else Path(self.source).stem
 
 
 class Report:
@@ -40,7 +53,7 @@ class Report:
     def __init__(
         self, out: TextIO, *, form: str, output_dir: Path | None, with_names: bool
     ) -> None:
-        self._out = out
+        self._out = without_faults(out, is_document=form != "txt")
         self._form = form
         self._output_dir = output_dir
         self._with_names = with_names
@@ -55,12 +68,12 @@ class Report:
         if event.update.is_final:
             self._finish(event)
 
-    def failed(self, name: str, error: ClientError) -> None:
-        where = "" if str(error).startswith(name) else f"{name}: "
+    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+        where = "" if str(error).startswith(str(source)) else f"{source}: "
         sys.stderr.write(f"oasr-client: {where}{error}\n")
 
-    def warned(self, name: str, words: str) -> None:
-        sys.stderr.write(f"oasr-client: {name}: {words}\n")
+    def warned(self, source: AudioSource | str, words: str) -> None:
+        sys.stderr.write(f"oasr-client: {source}: {words}\n")
 
     def scored(self, errors: WordErrors) -> None:
         self._write(
@@ -71,10 +84,10 @@ class Report:
     def _finish(self, event: Heard) -> None:
         document = render(event, self._form)
         if self._output_dir is not None:
-            target = self._output_dir / f"{Path(event.name).stem}.{self._form}"
+            target = self._output_dir / f"{event.stem}.{self._form}"
             _write_file(target, document)
         elif self._with_names and self._form == "txt":
-            self._write(f"{event.name}: {document}")
+            self._write(f"{without_line_breaks(event.name)}: {document}")
         else:
             self._write(document)
 
@@ -95,7 +108,7 @@ class JsonReport(Report):
         if not (self._partials or event.update.is_final):
             return
         line = {
-            "file": event.name,
+            **_identity(event.source),
             "text": event.update.text,
             "is_final": event.update.is_final,
             "audio_s": round(seconds(event.num_samples), 4),
@@ -105,9 +118,9 @@ class JsonReport(Report):
             line["result"] = event.update.result
         self._line(line)
 
-    def failed(self, name: str, error: ClientError) -> None:
-        super().failed(name, error)
-        self._line({"file": name, "error": str(error), "kind": type(error).__name__})
+    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+        super().failed(source, error)
+        self._line({**_identity(source), "error": str(error), "kind": type(error).__name__})
 
     def scored(self, errors: WordErrors) -> None:
         self._line(
@@ -120,7 +133,7 @@ class JsonReport(Report):
         )
 
     def _line(self, fields: dict[str, Any]) -> None:
-        self._write(json.dumps(fields, ensure_ascii=False) + "\n")
+        self._write(_json(fields))
 
 
 class LiveReport(Report):
@@ -160,9 +173,9 @@ class LiveReport(Report):
             self._close(event.name)
         super().heard(event)
 
-    def failed(self, name: str, error: ClientError) -> None:
-        self._close(name)
-        super().failed(name, error)
+    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+        self._close(str(source))
+        super().failed(source, error)
 
     def _close(self, name: str) -> None:
         if name in self._tasks:
@@ -183,9 +196,19 @@ class _LongBar(BarColumn):
         return super().render(task) if is_long else Text("")
 
 
+def _json(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, ensure_ascii=False) + "\n"
+
+
+def _identity(source: AudioSource | str) -> dict[str, Any]:
+    if not isinstance(source, Excerpt):
+        return {"file": str(source)}
+    return {"file": str(source.path), "offset": source.offset_s, "duration": source.duration_s}
+
+
 def _write_file(target: Path, document: str) -> None:
     try:
-        target.write_text(document, encoding="utf-8")
+        target.write_text(document, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise ClientError(
             f"{target}: not writable ({error.strerror}); name another --output-dir"
@@ -199,7 +222,9 @@ def render(event: Heard, form: str) -> str:
     result.setdefault("audio_s", seconds(event.num_samples))
     forms: dict[str, Callable[[], str]] = {
         "txt": lambda: update.text + "\n",
-        "json": lambda: json.dumps({"file": event.name, **result}, ensure_ascii=False) + "\n",
+        "json": lambda: (
+            json.dumps({**_identity(event.source), **result}, ensure_ascii=False) + "\n"
+        ),
         "srt": lambda: srt(result),
         "vtt": lambda: vtt(result),
     }

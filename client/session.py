@@ -3,6 +3,9 @@
 `Session.exchange` is a generator of steps: a `ChunkRequest` to send or a `Pause` to wait. The
 driver performs a step and hands its outcome to `advance`, until that returns a `StreamUpdate`.
 The drivers, one blocking and one asyncio, are in `streaming.py`.
+
+The server may hear a stream in several parts: one ends at the server's longest length, or is lost.
+The next part begins with the first sample that the server has not decoded.
 """
 
 from __future__ import annotations
@@ -10,10 +13,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from oasr_client.errors import (
     ClientError,
     OverloadedError,
@@ -23,7 +25,12 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
-from oasr_client.wire import ChunkRequest, OptionValue, Reply, Samples, SequenceId, to_wire
+from oasr_client.part import Part
+from oasr_client.parts import Parts
+from oasr_client.retry import RetryPolicy as RetryPolicy
+from oasr_client.scripts import join_texts as join_texts
+from oasr_client.sent import SentAudio
+from oasr_client.wire import ChunkRequest, OptionValue, Reply, SequenceId, to_wire, wire_dtype
 
 SAMPLE_RATE_HZ = 16000
 MAX_SEQUENCE_ID = 2**63 - 1
@@ -34,8 +41,8 @@ REPLAY_PIECE_S = 10.0
 class StreamUpdate:
     """What the server has heard so far.
 
-    `text` is the whole stream's text, earlier segments included; `result` (the RESULT document,
-    when asked for) is about the current `segment`, which counts the restarts whose text was kept.
+    `text` and `result` (the RESULT document, when asked for) tell the whole stream, also where the
+    server heard it in several parts; `segment` counts the parts before the current one.
     `latency_s` is the time from sending the chunk to its answer.
     """
 
@@ -44,30 +51,6 @@ class StreamUpdate:
     result: dict[str, Any] | None
     latency_s: float
     segment: int = 0
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How hard to try. The default repairs a lost stream and otherwise fails at once.
-
-    `start_attempts`: how often START is sent while the server is overloaded or unreachable.
-    `max_restarts`: how often one chunk may have the stream started again because the server
-    lost it.
-    `replay_limit_s`: a lost stream that has sent no more audio than this is sent again as a
-    whole, and its text is replaced; a longer one goes on as a new segment whose text is appended
-    to the text so far (what the server held back undecoded, under one window, is then lost).
-    A stream that the server ended at its longest length always goes on as a new segment.
-    `backoff_s` doubles with each attempt up to `max_backoff_s`.
-    """
-
-    start_attempts: int = 1
-    max_restarts: int = 3
-    replay_limit_s: float = 30.0
-    backoff_s: float = 0.25
-    max_backoff_s: float = 4.0
-
-    def pause_s(self, attempt: int) -> float:
-        return float(min(self.backoff_s * 2**attempt, self.max_backoff_s))
 
 
 @dataclass(frozen=True)
@@ -89,25 +72,6 @@ def advance(
         return update
 
 
-@dataclass
-class KeptAudio:
-    """What the current segment has sent, as long as that is at most `limit_samples`."""
-
-    limit_samples: float
-    chunks: list[Samples] = field(default_factory=list)
-    num_samples: int = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return self.num_samples <= self.limit_samples
-
-    def append(self, chunk: Samples) -> None:
-        self.num_samples += chunk.size
-        self.chunks.append(chunk)
-        if not self.is_whole:
-            self.chunks.clear()
-
-
 class Session:
     """Not thread-safe: one request of a stream is in flight at a time, as Triton's order needs."""
 
@@ -118,6 +82,7 @@ class Session:
         dtype: str,
         options: Mapping[str, OptionValue],
         policy: RetryPolicy,
+        want_result: bool = True,
     ) -> None:
         self.sequence_id = random_id() if sequence_id is None else sequence_id
         check_sequence_id(self.sequence_id)
@@ -125,10 +90,10 @@ class Session:
         self._dtype = dtype
         self._options = dict(options)
         self._policy = policy
-        self._kept = self._new_kept()
-        self._earlier_text = ""
-        self._text = ""
-        self._segment = 0
+        self._want_result = want_result
+        self._audio = SentAudio(wire_dtype(dtype))
+        self._parts = Parts()
+        self._part = Part.starting(0, SAMPLE_RATE_HZ)
         self._num_starts_failed = 0
         self._num_restarts = 0
         self._is_started = False
@@ -140,15 +105,20 @@ class Session:
         """Raises ClientError; after any but RequestRejectedError the stream is closed."""
         self._check_open()
         chunk = to_wire([] if samples is None else samples, self._dtype)
+        first = self._audio.end
+        self._audio.append(chunk)
         self._is_busy = True
         try:
-            return (yield from self._until_answered(chunk, is_last=is_last))
+            return (yield from self._until_answered(first, is_last=is_last))
         finally:
             self._is_busy = False
+            if self._closed_because:
+                self._audio.close()
 
     def abandon_request(self) -> ChunkRequest | None:
         """The END that lets the server free the stream now, or None if it holds none."""
         self._closed_because = self._closed_because or "left before its end"
+        self._audio.close()
         if not self._may_be_held:
             return None
         self._may_be_held = False
@@ -164,10 +134,10 @@ class Session:
                 f"a chunk of stream {self.sequence_id!r} is in flight; await its answer first"
             )
 
-    def _until_answered(self, chunk: Samples, *, is_last: bool) -> Exchange:
-        unsent = [chunk]
+    def _until_answered(self, first: int, *, is_last: bool) -> Exchange:
+        """Sends what is unsent, the samples from `first` on being new."""
         while True:
-            request = self._request(unsent[0], is_last=is_last and len(unsent) == 1)
+            request = self._request(first, is_last=is_last)
             sent_s = time.perf_counter()
             try:
                 outcome = yield request
@@ -176,42 +146,96 @@ class Session:
                 raise
             if isinstance(outcome, Reply):
                 update = self._accept(outcome, request, time.perf_counter() - sent_s)
-                unsent.pop(0)
-                if not unsent:
+                if self._part.next == self._audio.end:
                     self._num_restarts = 0
                     return update
             elif isinstance(outcome, ClientError):
-                pause_s, unsent = self._recover(outcome, request, unsent)
-                yield Pause(pause_s)
+                yield Pause(self._recover(outcome, request, first))
 
-    def _request(self, chunk: Samples, *, is_last: bool) -> ChunkRequest:
+    def _request(self, first: int, *, is_last: bool) -> ChunkRequest:
+        begin, end = self._part.next, self._audio.end
+        if begin != first:
+            # Sent again: in pieces that stay well within a deadline.
+            end = min(end, begin + round(REPLAY_PIECE_S * SAMPLE_RATE_HZ))
         is_start = not self._is_started
         self._may_be_held = True
-        options = self._options if is_start else {}
-        return ChunkRequest(self.sequence_id, chunk, is_start, is_last, options)
+        return ChunkRequest(
+            self.sequence_id,
+            self._audio.read(begin, end),
+            is_start,
+            is_last and end == self._audio.end,
+            self._options if is_start else {},
+        )
 
     def _accept(self, reply: Reply, request: ChunkRequest, latency_s: float) -> StreamUpdate:
         self._is_started = True
         self._num_starts_failed = 0
-        self._text = reply.text
-        self._kept.append(request.samples)
-        if request.is_end:
+        self._may_be_held = not request.is_end
+        self._part.heard(reply, request.samples.size)
+        update = self._update(reply, latency_s, is_final=request.is_end)
+        if self._part.is_at_length:
+            self._go_on_behind(is_end=request.is_end)
+        elif self._part.num_sent > self._policy.replay_limit_s * SAMPLE_RATE_HZ:
+            self._audio.forget(self._part.decoded)
+        if request.is_end and self._part.next == self._audio.end:
             self._closed_because = "finished"
-            self._may_be_held = False
-        text = join_texts(self._earlier_text, reply.text)
-        return StreamUpdate(text, request.is_end, reply.result, latency_s, self._segment)
+        return update
 
-    def _recover(
-        self, error: ClientError, request: ChunkRequest, unsent: list[Samples]
-    ) -> tuple[float, list[Samples]]:
-        """Seconds to wait and what to send then; raises `error` when it must be told."""
+    def _update(self, reply: Reply, latency_s: float, *, is_final: bool) -> StreamUpdate:
+        document = self._parts.document(reply.result) if reply.result else reply.result
+        if document and self._part.is_at_length and not is_final and self._policy.max_restarts:
+            # The part is over, the stream is not.
+            document = {**document, "is_final": False, "finish_reason": None}
+        return StreamUpdate(
+            self._parts.text(reply.text),
+            is_final,
+            document if self._want_result else None,
+            latency_s,
+            len(self._parts),
+        )
+
+    def _go_on_behind(self, *, is_end: bool) -> None:
+        """A new part behind what the server had decoded when it ended this one.
+
+        Raises StreamEndedError where samples would remain unheard.
+        """
+        part = self._part
+        is_told = "decoded_s" in part.document
+        if is_end and is_told and part.decoded == self._audio.end:
+            return
+        if is_told and part.decoded > part.begin and self._policy.max_restarts:
+            self._begin_part()
+        elif is_end or self._policy.max_restarts:
+            self._closed_because = StreamEndedError.__name__
+            unheard = self._unheard() if is_told else "it does not say how much it had decoded"
+            raise StreamEndedError(
+                f"the server ended the stream at its longest length: {unheard}; send shorter "
+                "streams, allow restarts with RetryPolicy, or raise the server's max_blocks_per_seq"
+            )
+
+    def _unheard(self) -> str:
+        part = self._part
+        from_s, sent_s = (count / part.rate_hz for count in (part.decoded, self._audio.end))
+        return f"{sent_s - from_s:.2f} s of the audio sent, from {from_s:.2f} s on, were not heard"
+
+    def _begin_part(self) -> None:
+        self._parts.close(self._part.text, self._part.document)
+        self._part = self._part.following()
+        self._audio.forget(self._part.begin)
+        self._is_started = False
+
+    def _recover(self, error: ClientError, request: ChunkRequest, first: int) -> float:
+        """Seconds to wait before what is then unsent; raises `error` when it must be told."""
         if request.is_start and self._may_start_again(error):
             self._num_starts_failed += 1
-            return self._policy.pause_s(self._num_starts_failed - 1), unsent
+            return self._policy.pause_s(self._num_starts_failed - 1)
         if not request.is_start and self._may_restart(error):
-            may_replay = not isinstance(error, StreamEndedError)
-            return 0.0, self._restart_with(unsent, may_replay=may_replay)
-        self._note_failure(error)
+            self._restart(error)
+            return 0.0
+        self._note_failure(error, first)
+        is_cut = isinstance(error, StreamEndedError) or len(self._parts) > 0
+        if is_cut and not isinstance(error, RequestRejectedError):
+            raise type(error)(f"{self._unheard()}: {error}") from error
         raise error
 
     def _may_start_again(self, error: ClientError) -> bool:
@@ -220,28 +244,33 @@ class Session:
 
     def _may_restart(self, error: ClientError) -> bool:
         is_loss = isinstance(error, (StreamLostError, ServerUnavailableError))
-        return is_loss and self._num_restarts < self._policy.max_restarts
+        is_told = self._options.get("partials", "every") == "every"
+        return (
+            is_loss
+            and self._num_restarts < self._policy.max_restarts
+            and (is_told or self._may_replay(error))
+        )
 
-    def _restart_with(self, unsent: list[Samples], *, may_replay: bool) -> list[Samples]:
+    def _may_replay(self, error: ClientError) -> bool:
+        is_whole = self._audio.begin <= self._part.begin
+        return is_whole and not isinstance(error, StreamEndedError)
+
+    def _restart(self, error: ClientError) -> None:
         self._num_restarts += 1
-        self._is_started = False
-        if may_replay and self._kept.is_whole:
-            unsent = in_pieces([*self._kept.chunks, *unsent])
+        if self._may_replay(error):
+            self._part = Part.starting(self._part.begin, self._part.rate_hz)
+            self._is_started = False
         else:
-            self._earlier_text = join_texts(self._earlier_text, self._text)
-            self._segment += 1
-        self._kept = self._new_kept()
-        return unsent
+            self._begin_part()
 
-    def _note_failure(self, error: ClientError) -> None:
+    def _note_failure(self, error: ClientError, first: int) -> None:
         if isinstance(error, RequestRejectedError):
+            # The stream goes on without the chunk.
+            self._audio.cut(max(self._part.next, first))
             return
         self._closed_because = type(error).__name__
         # Triton itself keeps a slot even for a START that the model refused, until END or idleness.
         self._may_be_held = not isinstance(error, ServerUnavailableError)
-
-    def _new_kept(self) -> KeptAudio:
-        return KeptAudio(self._policy.replay_limit_s * SAMPLE_RATE_HZ)
 
 
 def check_sequence_id(sequence_id: SequenceId) -> None:
@@ -264,17 +293,6 @@ def check_options(options: Mapping[str, OptionValue]) -> None:
             )
 
 
-def in_pieces(chunks: list[Samples]) -> list[Samples]:
-    """The same samples in requests that stay well within a deadline; at least one piece."""
-    joined = np.concatenate(chunks)
-    step = round(REPLAY_PIECE_S * SAMPLE_RATE_HZ)
-    return [joined[start : start + step] for start in range(0, max(joined.size, 1), step)]
-
-
 def random_id() -> int:
     """A positive 63-bit id: gRPC carries Triton's ids as signed 64-bit integers."""
     return secrets.randbelow(MAX_SEQUENCE_ID) + 1
-
-
-def join_texts(earlier: str, later: str) -> str:
-    return " ".join(part for part in (earlier, later) if part)

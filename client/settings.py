@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from oasr_client.errors import ClientError
-from oasr_client.session import RetryPolicy, Session
+from oasr_client.retry import RetryPolicy
+from oasr_client.session import Session
 from oasr_client.wire import ChunkRequest, Endpoint, OptionValue, Reply, SequenceId
 
 MAX_TIMEOUT_S = 86400
@@ -20,8 +21,8 @@ class ClientSettings:
 
     `url` is host:port without a scheme; None means this machine and the protocol's usual port.
     `dtype` is the wire's: pcm16 has half the bytes of fp32. `timeout_s` is the deadline of one
-    request. `options` are request parameters of every stream's START. `want_result` asks for the
-    RESULT document with each answer. Raises ClientError for a setting that cannot work.
+    request. `options` are request parameters of every stream's START. `want_result` puts the
+    RESULT document into each update. Raises ClientError for a setting that cannot work.
     """
 
     url: str | None = None
@@ -42,6 +43,8 @@ class ClientSettings:
             raise ClientError(
                 f"url {self.url!r} has a scheme; write host:port, and protocol= for the scheme"
             )
+        if self.url == "":
+            raise ClientError("url is empty; write host:port, or leave it out for this machine")
         if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
             raise ClientError(
                 f"timeout_s is {self.timeout_s}, it must be above 0 and at most {MAX_TIMEOUT_S} "
@@ -54,7 +57,6 @@ class ClientSettings:
             url=self.url or _DEFAULT_URLS[self.protocol],
             model_name=self.model_name,
             dtype=self.dtype,
-            want_result=self.want_result,
             tls=self.tls,
             headers=self.headers,
         )
@@ -63,7 +65,13 @@ class ClientSettings:
         self, sequence_id: SequenceId | None, options: Mapping[str, OptionValue] | None
     ) -> Session:
         merged = {**self.options, **(options or {})}
-        return Session(sequence_id, dtype=self.dtype, options=merged, policy=self.retry)
+        return Session(
+            sequence_id,
+            dtype=self.dtype,
+            options=merged,
+            policy=self.retry,
+            want_result=self.want_result,
+        )
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy.typing as npt
 from oasr_client.errors import ClientError
+from oasr_client.loop_bound import LoopBoundTransport
 from oasr_client.session import Exchange, Pause, Session, StreamUpdate, advance
 from oasr_client.settings import (
     AsyncTransport,
@@ -117,11 +118,11 @@ class Stream:
 
 
 class AsyncStreamingClient:
-    """StreamingClient for asyncio; make it inside the running event loop."""
+    """StreamingClient for asyncio; it belongs to the event loop it is made or first used in."""
 
     def __init__(self, url: str | None = None, **settings: Any) -> None:
         self.settings = ClientSettings(url, **settings)
-        self._transport = make_async_transport(self.settings)
+        self._transport = LoopBoundTransport(lambda: make_async_transport(self.settings))
 
     def stream(
         self,

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
-from oasr_client.audio import SAMPLE_RATE_HZ, Mono, chunk_samples, iter_chunks
+from oasr_client.audio import chunk_samples
+from oasr_client.mono import SAMPLE_RATE_HZ, Mono
 from oasr_client.session import StreamUpdate
 from oasr_client.streaming import AsyncStreamingClient
 
@@ -36,20 +37,29 @@ class Pace:
 
 
 async def transcribe(
-    client: AsyncStreamingClient, samples: Mono, *, pace: Pace, on_update: OnUpdate
+    client: AsyncStreamingClient,
+    chunks: AsyncGenerator[Mono, None],
+    *,
+    pace: Pace,
+    on_update: OnUpdate,
 ) -> StreamUpdate:
-    """Streams 16 kHz samples; the last chunk carries END. Raises ClientError."""
+    """Streams at least one chunk of 16 kHz samples; the last carries END. Raises ClientError."""
     clock = asyncio.get_running_loop().time
     started_s = clock()
-    *firsts, last = iter_chunks(samples, pace.chunk_ms)
     num_sent = 0
-    async with client.stream() as stream:
-        for chunk in firsts:
-            num_sent += chunk.size
-            await asyncio.sleep(pace.wait_s(num_sent, elapsed_s=clock() - started_s))
-            on_update(await stream.send(chunk), num_sent)
-        num_sent += last.size
+
+    async def is_due(chunk: Mono) -> None:
+        nonlocal num_sent
+        num_sent += chunk.size
         await asyncio.sleep(pace.wait_s(num_sent, elapsed_s=clock() - started_s))
+
+    async with contextlib.aclosing(chunks), client.stream() as stream:
+        last = await anext(chunks)
+        async for following in chunks:
+            await is_due(last)
+            on_update(await stream.send(last), num_sent)
+            last = following
+        await is_due(last)
         final = await stream.finish(last)
     on_update(final, num_sent)
     return final

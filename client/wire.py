@@ -23,6 +23,7 @@ Samples = npt.NDArray[Any]
 
 _INPUTS = {"pcm16": ("PCM16", "INT16"), "fp32": ("WAV", "FP32")}
 _PCM16_SCALE = 32768.0
+OUTPUTS = ("TRANSCRIPTS", "RESULT")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,18 +71,23 @@ def _pcm16(samples: Samples) -> Samples:
     return scaled.astype(np.int16)
 
 
-def infer_arguments(
-    request: ChunkRequest, *, tensors: ModuleType, dtype: str, want_result: bool
-) -> dict[str, Any]:
-    """Keyword arguments of `infer`, the same for all four clients of tritonclient."""
+def wire_dtype(dtype: str) -> np.dtype[Any]:
+    """The samples' type for "pcm16" or "fp32"."""
+    return np.dtype(np.int16 if dtype == "pcm16" else np.float32)
+
+
+def infer_arguments(request: ChunkRequest, *, tensors: ModuleType, dtype: str) -> dict[str, Any]:
+    """Keyword arguments of `infer`, the same for all four clients of tritonclient.
+
+    RESULT is asked for in any case: only there the server says that it ended the stream.
+    """
     name, triton_type = _INPUTS[dtype]
     audio_1N = request.samples[np.newaxis, :]
     audio = tensors.InferInput(name, list(audio_1N.shape), triton_type)
     audio.set_data_from_numpy(audio_1N)
-    outputs = ["TRANSCRIPTS", "RESULT"] if want_result else ["TRANSCRIPTS"]
     return {
         "inputs": [audio],
-        "outputs": [tensors.InferRequestedOutput(output) for output in outputs],
+        "outputs": [tensors.InferRequestedOutput(output) for output in OUTPUTS],
         "sequence_id": request.sequence_id,
         "sequence_start": request.is_start,
         "sequence_end": request.is_end,
@@ -89,12 +95,9 @@ def infer_arguments(
     }
 
 
-def parse_reply(response: Any, *, want_result: bool) -> Reply:
+def parse_reply(response: Any) -> Reply:
     """`response` is an `InferResult` of either protocol."""
-    text = _string(response, "TRANSCRIPTS")
-    if not want_result:
-        return Reply(text)
-    return Reply(text, _document(_string(response, "RESULT")))
+    return Reply(_string(response, "TRANSCRIPTS"), _document(_string(response, "RESULT")))
 
 
 def _document(text: str) -> dict[str, Any]:
@@ -125,16 +128,10 @@ class Endpoint:
     url: str
     model_name: str
     dtype: str
-    want_result: bool
     tls: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self, request: ChunkRequest, tensors: ModuleType) -> dict[str, Any]:
-        arguments = infer_arguments(
-            request, tensors=tensors, dtype=self.dtype, want_result=self.want_result
-        )
+        arguments = infer_arguments(request, tensors=tensors, dtype=self.dtype)
         # A fresh dict: tritonclient's HTTP clients write their own headers into it.
         return {"model_name": self.model_name, "headers": dict(self.headers), **arguments}
-
-    def reply(self, response: Any) -> Reply:
-        return parse_reply(response, want_result=self.want_result)

@@ -47,6 +47,7 @@ class ResultBuilder:
             "is_final": stream.finish_reason is not None,
             "finish_reason": stream.finish_reason,
             "audio_s": round(stream.audio_s, 3),
+            "decoded_s": round(self._decoded_s(stream), 3),
             "num_frames": stream.num_encoder_frames,
             "step_ms": round(stream.step_ms, 3),
         }
@@ -157,6 +158,10 @@ class ResultBuilder:
         if following:
             return following[0]
         return self._heard_frames(stream) if segment.reason else None
+
+    def _decoded_s(self, stream: Stream) -> float:
+        """Where a new stream would go on if this one ended now."""
+        return min(stream.num_encoder_frames * self._frame_s, stream.audio_s)
 
     def _heard_frames(self, stream: Stream) -> int:
         """Without the silence that pads the end: it is nobody's pause."""

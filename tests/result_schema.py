@@ -13,6 +13,7 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "is_final": bool,
     "finish_reason": (str, type(None)),
     "audio_s": float,
+    "decoded_s": float,
     "num_frames": int,
     "step_ms": float,
 }
@@ -42,6 +43,7 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
     assert parsed["version"] == 1
     assert parsed["is_final"] == (parsed["finish_reason"] is not None)
     assert parsed["finish_reason"] in (None, "end", "length")
+    assert 0.0 <= parsed["decoded_s"] <= parsed["audio_s"]
     assert isinstance(parsed.get("rescored", False), bool)
     assert parsed["is_final"] or not parsed.get("rescored")
     for name in LISTS & set(parsed):

@@ -289,6 +289,7 @@ def test_unlimited_history_ends_at_its_ceiling_with_a_text() -> None:
     assert result.document["finish_reason"] == "length"
     assert result.document["is_final"]
     assert result.document["num_frames"] == 3 * 16
+    assert (result.document["audio_s"], result.document["decoded_s"]) == (6.0, 3 * 0.64)
     heard = samples[: WINDOW_SAMPLES + 2 * STRIDE_SAMPLES]
     assert result.text == text_alone(heard, num_left_chunks=-1, tail_padding=False)
     assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks

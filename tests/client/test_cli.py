@@ -7,28 +7,17 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from cli_helpers import COMMAND, at, oasr_client
 
 from oasr_backend.serve.process import TritonServer
 
 triton = pytest.mark.triton
-COMMAND = [sys.executable, "-m", "oasr_client"]
-
-
-def oasr_client(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
-
-
-def at(server: TritonServer) -> list[str]:
-    return ["--url", server.grpc_url, "--model", "echo"]
 
 
 @triton
@@ -130,6 +119,16 @@ def test_a_file_of_no_samples_is_warned_of(echo_server: TritonServer, tmp_path: 
     done = oasr_client(*at(echo_server), empty)
     assert (done.returncode, done.stdout) == (0, "heard 0\n")
     assert done.stderr.startswith(f"oasr-client: {empty}: holds no samples")
+
+
+@triton
+def test_a_file_that_is_not_heard_whole_is_told_with_status_1(
+    echo_server: TritonServer, recording: Path
+) -> None:
+    done = oasr_client(*at(echo_server), recording, "--option", "longest=0")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"oasr-client: {recording}: of 1.50 s in all, the server ended")
+    assert "0.64 s of the audio sent, from 0.00 s on, were not heard" in done.stderr
 
 
 @triton
@@ -239,33 +238,3 @@ def test_an_absent_server_is_told_with_the_file(recording: Path) -> None:
     done = oasr_client("--url", "127.0.0.1:9", recording)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"oasr-client: {recording}: no server answers at 127.0.0.1:9")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], "give audio files"),
-        (["a.wav", "--microphone"], "give audio files"),
-        (["a.wav", "--option", "nbest"], "key=value"),
-        (["a.wav", "b.wav", "--format", "srt"], "--output-dir"),
-        (["a.wav", "--json", "--format", "vtt"], "--json"),
-        (["x/a.wav", "y/a.wav", "--output-dir", "out"], "one name"),
-        (["a.wav", "--url", "http://host:8000"], "scheme"),
-        (["a.wav", "--protocol", "ws"], "ws"),
-        (["--manifest", "absent.json"], "absent.json"),
-        (["a.wav", "--output-dir", "file"], "file cannot be made (File exists)"),
-        (["a.wav", "--output-dir", "file/out"], "file/out cannot be made (Not a directory)"),
-        (["a.wav", "--chunk-ms", "inf"], "chunk_ms is inf"),
-        (["a.wav", "--chunk-ms", "nan"], "--chunk-ms"),
-        (["a.wav", "--timeout", "inf"], "timeout_s is inf"),
-        (["a.wav", "--timeout", "nan"], "--timeout"),
-        (["a.raw", "--raw", "pcm16", "--raw-rate", "3"], "3 Hz, expected 4000 to 384000"),
-        (["a.raw", "--raw", "pcm16", "--raw-rate", "384001"], "384001 Hz, expected 4000"),
-    ],
-)
-def test_a_wrong_command_line_is_status_2(arguments: list[str], words: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = oasr_client(*arguments, cwd=tmp_path, env={**os.environ, "COLUMNS": "500"})
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert words in done.stderr

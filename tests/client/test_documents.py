@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 from oasr_client.errors import ClientError
-from oasr_client.manifest import Reference, load_manifest, word_errors
+from oasr_client.manifest import Reference, load_manifest
 from oasr_client.microphone import microphone_chunks
+from oasr_client.sources import Excerpt
 from oasr_client.subtitles import srt, vtt
+from oasr_client.words import word_errors
 
 
 def test_words_become_captions_that_break_at_pauses_and_length() -> None:
@@ -58,6 +60,52 @@ def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None
     (tmp_path / "bad.json").write_text('[{"text": "no audio"}]')
     with pytest.raises(ClientError, match="entry 1"):
         load_manifest(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085", "\v", "\f", "\x1c"])
+def test_lines_of_a_manifest_end_at_line_feeds_only(tmp_path: Path, character: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    # JSON allows control characters in strings as escapes only.
+    text = character if character >= "\u0080" else json.dumps(character)[1:-1]
+    lines = [f'{{"audio": "a.wav", "text": "one{text}two"}}', '{"audio": "b.wav", "text": "three"}']
+    path.write_text("\r\n".join(lines) + "\r\n\n", encoding="utf-8", newline="")
+    assert [entry.text for entry in load_manifest(path)] == [f"one{character}two", "three"]
+
+
+@pytest.mark.parametrize(
+    "content", ['{"audio": "a", "text": "b"}', '[{"audio": "a", "text": "b"}]']
+)
+def test_a_byte_order_mark_is_no_part_of_a_manifest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "m.json").write_text(content, encoding="utf-8-sig")
+    assert load_manifest(tmp_path / "m.json") == [Reference(tmp_path / "a", "b")]
+
+
+def test_offset_and_duration_cut_an_excerpt_out(tmp_path: Path) -> None:
+    times: list[dict[str, Any]] = [{"offset": 0.0, "duration": 2}, {"offset": 2.5}]
+    times += [{"duration": 3.0}, {"offset": None, "duration": None}]
+    lines = [json.dumps({"audio_filepath": "a.wav", "text": "x", **entry}) for entry in times]
+    (tmp_path / "m.json").write_text("\n".join(lines))
+    path = tmp_path / "a.wav"
+    expected = [Excerpt(path, 0.0, 2.0), Excerpt(path, 2.5, None), Excerpt(path, 0.0, 3.0), path]
+    assert [entry.audio for entry in load_manifest(tmp_path / "m.json")] == expected
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"offset": -1}, "its offset is -1"),
+        ({"offset": "2"}, "its offset is '2'"),
+        ({"duration": True}, "its duration is True"),
+        ({"duration": float("nan")}, "its duration is nan"),
+        ({"duration": 0}, "its duration is 0 s"),
+    ],
+)
+def test_times_that_cannot_be_meant_are_refused_by_entry(
+    tmp_path: Path, entry: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "m.json").write_text(json.dumps([{"audio": "a", "text": "b", **entry}]))
+    with pytest.raises(ClientError, match=f"entry 1: {words}"):
+        load_manifest(tmp_path / "m.json")
 
 
 def test_word_errors_fold_case_and_count_words_heard_in_silence() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,14 +26,6 @@ def run_example(needle: str, server: TritonServer, *, cwd: Path) -> list[str]:
     command = [sys.executable, "-c", f"MORE = {more}\n{program}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=cwd)
     return done.stdout.splitlines()
-
-
-def test_the_install_without_torch_names_what_the_client_extra_names() -> None:
-    project = (README.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
-    (extra,) = re.findall(r"^client = (\[.*\])$", project, re.MULTILINE)
-    (line,) = re.findall(r'pip install (".*")', README.read_text(encoding="utf-8"))
-    # The extra's [all] adds CUDA's shared memory, which the client has no use for.
-    assert [name.replace("[grpc,http]", "[all]") for name in shlex.split(line)] == json.loads(extra)
 
 
 @pytest.mark.triton

@@ -59,13 +59,23 @@ def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: Trito
 
 
 @pytest.mark.triton
-def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServer) -> None:
-    settings = settings_for(echo_server, "grpc", retry=RetryPolicy(replay_limit_s=0.0))
+def test_a_long_idle_stream_goes_on_as_a_second_part(echo_server: TritonServer) -> None:
+    policy = RetryPolicy(replay_limit_s=0.0)
+    settings = settings_for(echo_server, "grpc", retry=policy, options={"word_times": True})
     with StreamingClient(**settings) as client, client.stream() as stream:
-        stream.send(np.zeros(100))
+        stream.send(np.zeros(32000))
         time.sleep(2.0)
-        final = stream.finish(np.zeros(20))
-    assert (final.text, final.segment) == ("heard 100 heard 20", 1)
+        final = stream.finish(np.zeros(8000))
+    assert (final.text, final.segment) == ("heard 32000 heard 8000", 1)
+    assert final.result is not None
+    assert (final.result["text"], final.result["audio_s"]) == (final.text, 2.5)
+    words = [(word["word"], word["start_s"], word["end_s"]) for word in final.result["words"]]
+    assert words == [
+        ("heard", 0.0, 0.25),
+        ("32000", 1.25, 1.5),
+        ("heard", 2.0, 2.25),
+        ("8000", 3.25, 3.5),
+    ]
 
 
 @pytest.mark.triton
@@ -118,3 +128,19 @@ def test_an_overloaded_server_is_asked_again_when_allowed(echo_server: TritonSer
         timer.join()
         for stream in running:
             stream.abandon()
+
+
+@pytest.mark.triton
+@EACH_PROTOCOL
+def test_a_stream_that_ends_at_its_longest_length_goes_on_behind_it(
+    protocol: str, echo_server: TritonServer
+) -> None:
+    settings = settings_for(echo_server, protocol, options={"longest": 8000})
+    with StreamingClient(**settings) as client, client.stream() as stream:
+        texts = [stream.send(np.zeros(7000)).text, stream.send(np.zeros(7000)).text]
+        final = stream.finish(np.zeros(6000))
+    assert texts == ["heard 7000", "heard 8000 heard 6000"]
+    assert final.text == "heard 8000 heard 8000 heard 4000"
+    assert final.result is not None
+    assert (final.result["audio_s"], final.result["finish_reason"]) == (1.25, "end")
+    wait_until_freed(echo_server)

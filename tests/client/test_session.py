@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from oasr_client.errors import (
     ClientError,
     DeadlineError,
@@ -26,7 +24,6 @@ from oasr_client.session import (
     Session,
     StreamUpdate,
     advance,
-    in_pieces,
     join_texts,
     random_id,
 )
@@ -233,13 +230,6 @@ def test_random_ids_are_in_range_and_differ() -> None:
 def test_an_option_that_is_no_scalar_is_refused() -> None:
     with pytest.raises(RequestRejectedError, match="hotwords is list"):
         session(hotwords=["a"])
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 400_000), min_size=1, max_size=4))
-def test_pieces_hold_the_same_samples(sizes: list[int]) -> None:
-    chunks = [np.arange(size) for size in sizes]
-    np.testing.assert_array_equal(np.concatenate(in_pieces(chunks)), np.concatenate(chunks))
 
 
 def test_texts_are_joined_by_one_space() -> None:

@@ -66,7 +66,7 @@ def test_a_request_has_one_audio_tensor_of_one_row(
     tensors: Any, dtype: str, name: str, num_samples: int
 ) -> None:
     request = ChunkRequest(3, to_wire(np.zeros(num_samples), dtype), True, False, {"nbest": 2})
-    arguments = infer_arguments(request, tensors=tensors, dtype=dtype, want_result=True)
+    arguments = infer_arguments(request, tensors=tensors, dtype=dtype)
     (audio,) = arguments["inputs"]
     assert (audio.name(), list(audio.shape())) == (name, [1, num_samples])
     assert [output.name() for output in arguments["outputs"]] == ["TRANSCRIPTS", "RESULT"]

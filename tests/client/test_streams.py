@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from echo_helpers import (
 from oasr_client import (
     AsyncStreamingClient,
     StreamingClient,
+    StreamStateError,
 )
 
 from oasr_backend.serve.process import TritonServer
@@ -102,6 +104,30 @@ def test_a_cancelled_task_frees_its_stream_at_once(
                 await task
 
     asyncio.run(run())
+    assert live_streams(echo_server) == 0
+
+
+@pytest.mark.triton
+@EACH_PROTOCOL
+def test_a_client_in_another_event_loop_is_told_so(
+    protocol: str, echo_server: TritonServer
+) -> None:
+    # Made outside of any loop: it belongs to the first that uses it.
+    client = AsyncStreamingClient(**settings_for(echo_server, protocol))
+
+    async def talk() -> str:
+        async with client.stream() as stream:
+            await stream.send(np.zeros(10))
+            return (await stream.finish()).text
+
+    with contextlib.closing(asyncio.new_event_loop()) as first:
+        assert first.run_until_complete(talk()) == "heard 10"
+        with contextlib.closing(asyncio.new_event_loop()) as second:
+            for use in (talk, client.close):
+                with pytest.raises(StreamStateError, match="belongs to another event loop"):
+                    second.run_until_complete(use())
+        assert first.run_until_complete(talk()) == "heard 10"
+        first.run_until_complete(client.close())
     assert live_streams(echo_server) == 0
 
 

@@ -2,10 +2,12 @@
 tested against a real server without a slow or broken model.
 
 Parameters of START: `sleep_ms` delays each answer, `fail_at` makes the n-th request INTERNAL,
-`label` is put before the text, `word_times` adds words with a long pause before the last.
+`label` is put before the text, `word_times` adds words with a long pause before the last,
+`longest` is the number of samples after which a stream ends with finish_reason "length".
 """
 
 import json
+import math
 import time
 
 import numpy as np
@@ -13,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 MAX_STREAMS = 4
 FORGET_S = 3.0
-KNOWN = {"sleep_ms", "fail_at", "label", "word_times"}
+KNOWN = {"sleep_ms", "fail_at", "label", "word_times", "longest"}
 
 
 class TritonPythonModel:
@@ -69,11 +71,15 @@ class TritonPythonModel:
         }
 
     def respond(self, request, stream, is_final):
-        text = f"{stream['options'].get('label', '')} heard {stream['samples']}".strip()
+        decoded = min(stream["samples"], stream["options"].get("longest", math.inf))
+        is_full = decoded < stream["samples"]
+        text = f"{stream['options'].get('label', '')} heard {decoded}".strip()
         document = {
             "text": text,
-            "is_final": is_final,
+            "is_final": is_final or is_full,
+            "finish_reason": "length" if is_full else "end" if is_final else None,
             "audio_s": stream["samples"] / 16000,
+            "decoded_s": decoded / 16000,
             "mean": stream["sum"] / max(1, stream["samples"]),
             "live_streams": len(self.streams),
             "requests": stream["requests"],

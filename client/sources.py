@@ -1,0 +1,37 @@
+"""What is transcribed: whole files, excerpts of files, files without a header."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oasr_client.mono import SAMPLE_RATE_HZ
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """`duration_s` from `offset_s` on, of one file; None means up to its end."""
+
+    path: Path
+    offset_s: float = 0.0
+    duration_s: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path} from {self.offset_s:g} s" if self.offset_s else str(self.path)
+
+    @property
+    def stem(self) -> str:
+        """The name of a file about it, without a suffix."""
+        return f"{self.path.stem}_{self.offset_s:g}" if self.offset_s else self.path.stem
+
+
+AudioSource = Path | Excerpt
+
+
+@dataclass(frozen=True)
+class RawFormat:
+    """What a file without a header holds; `subtype` is libsndfile's name of the encoding."""
+
+    subtype: str
+    sample_rate_hz: int = SAMPLE_RATE_HZ
+    channels: int = 1
