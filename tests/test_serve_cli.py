@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from oasr_backend.serve.app import app
 from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.ports import bind_error, find_free_ports
 from oasr_backend.serve.shm import SHM_DIRECTORY
+from oasr_backend.serve.stack import STACK_BYTES
 from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
 from tests.triton.wire import audio, sequence, text_of
 
@@ -189,6 +191,59 @@ def test_instance_cores_without_taskset_are_refused(
     assert "install the package util-linux" in result.stderr
 
 
+def test_fewer_cores_than_instances_are_refused(tmp_path: Path) -> None:
+    repository = Path(shutil.copytree(ECHO_REPOSITORY, tmp_path / "repository"))
+    config = repository / "echo_sequence" / "config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_CPU count: 1", "KIND_CPU count: 2"))
+    core = str(max(os.sched_getaffinity(0)))
+    arguments, _ = _arguments("--check-only", "--instance-cores", core, repository=repository)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("cores: --instance-cores names too few cores for 2 instances: 1; name 2")
+
+
+def _limited(limits: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """`oasr-serve` from a shell that has set limits of its own."""
+    arguments, _ = _arguments(*more)
+    command = ["/bin/sh", "-c", f'{limits} && exec "$@"', "sh", str(OASR_SERVE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("ulimit -s 8192", ["a thread may have 8 MiB of stack", "--ulimit stack=1073741824"]),
+        ("ulimit -v 60000000", ["may have 58593 MiB", "`ulimit -v unlimited`"]),
+    ],
+)
+def test_a_limit_that_keeps_the_server_from_deep_stacks_is_told(
+    limits: str, words: list[str]
+) -> None:
+    result = _limited(limits, "--check-only")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("stack: ")
+    for word in words:
+        assert word in line
+    assert _limited(limits, "--check-only", "--skip-check", "stack").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kib"),
+    [
+        ("ulimit -S -s 8192", 1 << 20),
+        ("ulimit -S -s unlimited", 1 << 20),
+        ("ulimit -S -s 4194304", 4 << 20),
+        ("ulimit -s 65536", 65536),
+    ],
+)
+def test_the_printed_command_raises_the_limit_of_the_stack(limits: str, kib: int) -> None:
+    result = _limited(limits, "--print-command", "--skip-check", "stack")
+    assert result.returncode == 0, result.stderr
+    assert f"""/bin/sh -c 'ulimit -S -s "$0" && exec "$@"' {kib} """ in result.stdout
+
+
 @pytest.mark.triton
 def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> None:
     arguments, ports = _arguments("--exec")
@@ -200,6 +255,7 @@ def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: P
         assert _wait_until(lambda: _answers(ports[0]), timeout_s=60)
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         assert command.partition(b"\0")[0].endswith(b"tritonserver")
+        assert resource.prlimit(process.pid, resource.RLIMIT_STACK)[0] == STACK_BYTES
         assert _regions_of(process.pid) != []
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
