@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.engine import Engine
-from oasr_backend.errors import StepFailedError
 from oasr_backend.metrics import Sample, heartbeat
 from oasr_backend.model_load import load_engine, read_config
 from oasr_backend.triton_io import (
@@ -159,19 +158,9 @@ class Backlog:
 
     def _run(self) -> None:
         while self._wait():
-            # Functions of their own: names that outlive them would hold audio until more comes.
-            self._advance()
-            self._answer()
-
-    def _advance(self) -> None:
-        try:
             self._engine.step()
-        except Exception as error:
-            logger.error("event=backlog_step_failed", exc_info=error)
-            failed = StepFailedError(f"the step failed ({error}); send START again")
-            with self._wakeup:
-                for turn, _ in self._open:
-                    turn.result = turn.result or ChunkResult(error=failed.without_history())
+            # A function of its own: names that outlive it would hold audio until more comes.
+            self._answer()
 
     def _answer(self) -> None:
         with self._wakeup:

@@ -156,7 +156,9 @@ def check_instance_cores(settings: ServerSettings, num_instances: int) -> list[P
         message = f"{given[0]} would undo --instance-cores"
         problems.append(Problem("cores", message, "give one of the two"))
     if len(cores) < num_instances:
-        message = f"--instance-cores names too few cores for {num_instances} instances: {len(cores)}"
+        message = (
+            f"--instance-cores names too few cores for {num_instances} instances: {len(cores)}"
+        )
         remedy = f"name {num_instances}, or lower count of instance_group in config.pbtxt"
         problems.append(Problem("cores", message, remedy))
     return problems
