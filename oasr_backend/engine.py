@@ -118,6 +118,7 @@ class Engine:
         self._turns = TurnQueues()
         self._refusals = RefusalLog(clock)
         self._landed_s = 0.0
+        self._step_begin_s: float | None = None
         self._lost: DeviceLostError | None = None
 
     @classmethod
@@ -132,6 +133,12 @@ class Engine:
     def is_healthy(self) -> bool:
         """False once the device cannot be used any more; every request then says so."""
         return self._lost is None
+
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the step in progress began; 0 between two steps."""
+        begin_s = self._step_begin_s
+        return 0.0 if begin_s is None else time.monotonic() - begin_s
 
     def process(self, requests: Sequence[AudioChunk]) -> list[ChunkResult]:
         """One answer per request, in their order; never raises for one stream's fault."""
@@ -162,7 +169,7 @@ class Engine:
 
         Raises nothing: what goes wrong is the answer of those who took part and have none yet.
         """
-        with on_device(self.caches.config.device), self._stepping, self._lock:
+        with self._in_step():
             ready: Sequence[Stream] = []
             with self._failing_whole(self._waiting()):
                 ready = next_batch(self._waiting(), max_step_streams=self.config.max_step_streams)
@@ -205,6 +212,15 @@ class Engine:
         """Every cache agrees with itself."""
         with self._stepping, self._lock:
             self.caches.check_integrity()
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        with on_device(self.caches.config.device), self._stepping, self._lock:
+            self._step_begin_s = time.monotonic()
+            try:
+                yield
+            finally:
+                self._step_begin_s = None
 
     def _waiting(self) -> list[Stream]:
         """The streams of the turns that are being served, the longest-waiting first."""

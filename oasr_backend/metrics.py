@@ -45,13 +45,16 @@ class Sample(NamedTuple):
     is_paired: bool = False
 
 
-def heartbeat() -> Sample:
-    """Shows that the model's process lives: its other samples stay as they are when it dies.
+def heartbeat(standing_s: float = 0.0) -> Sample:
+    """Shows that the model lives: its other samples stay as they are when it dies or hangs.
 
-    Whole seconds, so that an idle model has one sample a second to publish.
+    standing_s: seconds since it last moved. Whole seconds are published, so that an idle model has
+    one sample a second.
     """
-    text = "Unix time of the last publishing; one that stands still is a model whose process died"
-    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, int(time.time()))
+    text = (
+        "Unix time when the model last moved; one that stands still is a model that died or hangs"
+    )
+    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, int(time.time() - standing_s))
 
 
 @dataclass

@@ -115,7 +115,7 @@ class TritonModel:
         self._publisher.publish()
 
     def _samples(self) -> list[Sample]:
-        return [heartbeat(), *self._engine.samples()]
+        return [heartbeat(self._engine.step_age_s), *self._engine.samples()]
 
     def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""

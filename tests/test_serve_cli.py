@@ -315,10 +315,10 @@ def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
 
 @contextlib.contextmanager
 def _serving(
-    *, stderr: int = subprocess.DEVNULL
+    *more: str, stderr: int = subprocess.DEVNULL
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """`oasr-serve` with a small model, ready."""
-    arguments, ports = _arguments("--checkpoint", str(GOLDEN), repository=MODEL_REPOSITORY)
+    arguments, ports = _arguments("--checkpoint", str(GOLDEN), *more, repository=MODEL_REPOSITORY)
     process = subprocess.Popen(
         [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
     )
@@ -385,6 +385,36 @@ def test_a_model_whose_process_is_killed_ends_oasr_serve_with_the_cause() -> Non
     last = errors.splitlines()[-1]
     assert last.startswith(f"error: a model's process ({stub}) was ended by signal 9 by itself; ")
     assert _are_free(ports)
+
+
+@pytest.mark.triton
+def test_a_model_whose_process_stands_still_ends_oasr_serve_with_the_cause() -> None:
+    with _serving("--hang-limit", "10", stderr=subprocess.PIPE) as (process, ports):
+        stub = _child_of(_child_of(process.pid, b"tritonserver"), b"triton_python_backend_stub")
+        os.kill(stub, signal.SIGSTOP)
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: a model hangs: its heartbeat ")
+    assert 'model="oasr_streaming"' in last
+    assert "has stood still for 10 s; " in last
+    assert _are_free(ports)
+    assert _regions_of(process.pid) == []
+
+
+@pytest.mark.triton
+def test_a_step_that_does_not_return_ends_oasr_serve_though_its_process_runs() -> None:
+    """Its other threads go on: the lock and the interpreter are free."""
+    slow = ("--hang-limit", "10", "--set", "debug_slow_step_ms=600000")
+    chunk = audio(tritonclient.grpc, np.zeros(32_000, np.int16))
+    with (
+        _serving(*slow, stderr=subprocess.PIPE) as (process, ports),
+        InferenceServerClient(f"127.0.0.1:{ports[1]}") as client,
+    ):
+        client.async_infer("oasr_streaming", chunk, lambda *_: None, **sequence("stuck", "S"))
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("error: a model hangs: its heartbeat ")
 
 
 @pytest.mark.triton

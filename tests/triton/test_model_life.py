@@ -323,6 +323,18 @@ def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
     )
 
 
+def test_the_heartbeat_of_an_unloaded_model_goes_and_so_is_no_hang(
+    variant_server: VariantServer,
+) -> None:
+    with variant_server.loaded(Variant("gone", checkpoint_dir=GOLDEN)) as model:
+        assert model.metrics()["oasr_heartbeat_seconds"] > 0
+    wait_until(
+        lambda: "oasr_heartbeat_seconds" not in model.metrics(),
+        timeout_s=30,
+        what="its heartbeat is gone",
+    )
+
+
 def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
     recordings: list[Pcm16],
 ) -> None:
