@@ -45,16 +45,15 @@ class Sample(NamedTuple):
     is_paired: bool = False
 
 
-def heartbeat(standing_s: float = 0.0) -> Sample:
+def heartbeat(standing_s: float = 0.0, *, is_unloaded: bool = False) -> Sample:
     """Shows that the model lives: its other samples stay as they are when it dies or hangs.
 
     standing_s: seconds since it last moved. Whole seconds are published, so that an idle model has
-    one sample a second.
+    one sample a second. A model that is unloaded has 0, since its samples stay too.
     """
-    text = (
-        "Unix time when the model last moved; one that stands still is a model that died or hangs"
-    )
-    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, int(time.time() - standing_s))
+    text = "Unix time when the model last moved; it stands still at death or hang, 0 once unloaded"
+    value = 0 if is_unloaded else int(time.time() - standing_s)
+    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, value)
 
 
 @dataclass

@@ -51,6 +51,7 @@ class TritonModel:
         lay_out_strings_fast()
         self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
+        self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._publisher = MetricsPublisher(self._samples, labels)
         self._housekeeping = Periodic(
@@ -112,10 +113,12 @@ class TritonModel:
         self._publishing.stop()
         self._engine.close()
         self._backlog.stop()
+        self._is_unloaded = True
         self._publisher.publish()
 
     def _samples(self) -> list[Sample]:
-        return [heartbeat(self._engine.step_age_s), *self._engine.samples()]
+        beat = heartbeat(self._engine.step_age_s, is_unloaded=self._is_unloaded)
+        return [beat, *self._engine.samples()]
 
     def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""

@@ -146,22 +146,22 @@ def test_a_heartbeat_that_stands_still_is_told_with_its_instance() -> None:
 
 
 def test_a_model_that_moves_now_and_then_does_not_hang() -> None:
-    metrics = Metrics(a=0)
+    metrics = Metrics(a=1)
     watch = HeartbeatWatch(metrics.page, limit_s=10.0)
-    for second in range(6):
+    for second in range(1, 7):
         metrics.heartbeats = {"a": second}
         read_pages(watch, 2)
 
 
 def test_an_idle_server_with_its_models_unloaded_or_without_a_page_does_not_hang() -> None:
-    metrics = Metrics(a=0)
+    metrics = Metrics(a=1)
     watch = HeartbeatWatch(metrics.page, limit_s=10.0)
     read_pages(watch, 2)
-    for heartbeats in (None, {}, {"a": 0}):
+    for heartbeats in (None, {}, {"a": 0}, {"a": 0}, {"a": 0}):
         metrics.heartbeats = heartbeats
         read_pages(watch, 1)
 
 
 def test_without_a_limit_nothing_hangs() -> None:
-    watch = HeartbeatWatch(Metrics(a=0).page, limit_s=float("inf"))
+    watch = HeartbeatWatch(Metrics(a=1).page, limit_s=float("inf"))
     read_pages(watch, 100)
