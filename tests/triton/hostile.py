@@ -12,6 +12,8 @@ from oasr_backend.serve.process import TritonServer
 INFER = "/v2/models/oasr_streaming/infer"
 #: What curl -d and urllib say of a body when they are told nothing.
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+#: Its body may still go on for ever.
+HALF_REQUEST = f"POST {INFER} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 _TIMEOUT_S = 300.0
 
 

@@ -10,7 +10,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.stack import STACK_BYTES
@@ -19,7 +22,7 @@ from tests.triton import hostile
 from tests.triton.conftest import Pcm16
 from tests.triton.processes import newest_stub
 from tests.triton.variants import GOLDEN
-from tests.triton.wire import Wire
+from tests.triton.wire import Wire, sequence
 
 pytestmark = pytest.mark.triton
 
@@ -116,7 +119,7 @@ def test_a_size_of_binary_data_that_cannot_be_is_refused(
     ("port", "opening"),
     [
         ("http", b""),
-        ("http", b"POST /v2/models/oasr_streaming/infer HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"),
+        ("http", hostile.HALF_REQUEST),
         ("grpc", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     ],
     ids=["idle", "half a request", "half a call"],
@@ -141,3 +144,30 @@ def test_a_hundred_thousand_header_lines_get_an_answer(server: TritonServer) -> 
             b"GET /v2/health/live HTTP/1.1\r\n" + b"X-More: 1\r\n" * 100_000 + b"\r\n"
         )
         assert connection.recv(64).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_grpc_message_of_64_mib_that_does_not_fit_its_shape_is_refused(
+    server: TritonServer,
+) -> None:
+    audio = tritonclient.grpc.InferInput("WAV", [1, 1 << 24], "FP32")
+    audio.set_data_from_numpy(np.zeros((1, 1 << 24), np.float32))
+    audio.set_shape([1, (1 << 24) + 1])
+    with (
+        tritonclient.grpc.InferenceServerClient(server.grpc_url) as client,
+        pytest.raises(InferenceServerException, match="input byte size mismatch"),
+    ):
+        client.infer("oasr_streaming", [audio], **sequence(7, "SE"))
+
+
+def test_a_body_in_pieces_that_never_ends_keeps_nobody_out(
+    server: TritonServer, recordings: list[Pcm16]
+) -> None:
+    """Its thread serves others meanwhile: there are more such callers than threads."""
+    host, _, port = server.http_url.partition(":")
+    with ExitStack() as held:
+        for _ in range(32):
+            connection = held.enter_context(socket.create_connection((host, int(port))))
+            connection.sendall(hostile.HALF_REQUEST)
+            connection.sendall(b"1\r\n \r\n" * 1000)
+        with Wire(server, "oasr_streaming", "http") as wire:
+            assert wire.send("beside them", recordings[0], "SE")
