@@ -173,7 +173,7 @@ class Engine:
             ready: Sequence[Stream] = []
             with self._failing_whole(self._waiting()):
                 ready = next_batch(self._waiting(), max_step_streams=self.config.max_step_streams)
-            with self._failing_whole(ready):
+            with self._failing_whole(ready), on_device(self.caches.config.device):
                 if going_on := self._without_full(ready):
                     self._turns.stepped(going_on)
                     self._step(going_on)
@@ -215,7 +215,7 @@ class Engine:
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:
-        with on_device(self.caches.config.device), self._stepping, self._lock:
+        with self._stepping, self._lock:
             self._step_begin_s = time.monotonic()
             try:
                 yield

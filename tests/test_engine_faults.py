@@ -161,6 +161,7 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
 STEP_PARTS: tuple[tuple[Callable[[Engine], Any], str], ...] = (
     (lambda _engine: engine_module, "next_batch"),
     (lambda _engine: engine_module, "split_step"),
+    (lambda _engine: engine_module, "on_device"),
     (lambda engine: engine, "_without_full"),
     (lambda engine: engine, "_launch"),
     (lambda engine: engine, "_land"),
