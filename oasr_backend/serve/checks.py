@@ -140,7 +140,7 @@ def check_stack() -> list[Problem]:
 
 
 def _stack_problem(message: str, remedy: str) -> Problem:
-    return Problem("stack", f"{message}, and one HTTP request of 4 MiB can end the server", remedy)
+    return Problem("stack", f"{message}, and a large HTTP request can end the server", remedy)
 
 
 def check_instance_cores(settings: ServerSettings, num_instances: int) -> list[Problem]:
