@@ -67,6 +67,15 @@ def _regions_of(process_id: int) -> list[str]:
     return [path.name for path in SHM_DIRECTORY.iterdir() if f"_{process_id}_" in path.name]
 
 
+def test_the_help_says_who_stays_beside_the_server_and_who_becomes_it() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert (
+        "oasr-serve starts tritonserver and stays beside it; with --exec it becomes tritonserver."
+        in " ".join(result.stdout.split())
+    )
+
+
 def test_a_machine_in_order_passes_check_only() -> None:
     arguments, _ = _arguments("--check-only")
     result = CliRunner().invoke(app, arguments)
