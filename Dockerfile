@@ -2,6 +2,8 @@
 #   docker run --gpus all --shm-size=1g -p 8000:8000 -p 8001:8001 -p 8002:8002 oasr
 # Requests reach the model through /dev/shm. Docker's default of 64 MB is too small for full
 # batches; oasr-serve refuses to start there and says so.
+# oasr-serve gives the server's threads 1 GiB of stack, so that no large request ends it. Where
+# the daemon's hard limit is lower it says so; then add --ulimit stack=1073741824
 # Another checkpoint: add -v /path/to/checkpoint:/checkpoint, and after the image's name
 #   oasr-serve --checkpoint /checkpoint
 ARG TRITON_IMAGE=nvcr.io/nvidia/tritonserver:24.10-py3

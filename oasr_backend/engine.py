@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,6 +118,7 @@ class Engine:
         self._turns = TurnQueues()
         self._refusals = RefusalLog(clock)
         self._landed_s = 0.0
+        self._step_begin_s: float | None = None
         self._lost: DeviceLostError | None = None
 
     @classmethod
@@ -143,6 +144,12 @@ class Engine:
         """False once the device cannot be used any more; every request then says so."""
         return self._lost is None
 
+    @property
+    def step_age_s(self) -> float:
+        """Seconds since the step in progress began; 0 between two steps."""
+        begin_s = self._step_begin_s
+        return 0.0 if begin_s is None else time.monotonic() - begin_s
+
     def process(self, requests: Sequence[AudioChunk]) -> list[ChunkResult]:
         """One answer per request, in their order; never raises for one stream's fault."""
         turns = self.submit(requests)
@@ -163,17 +170,23 @@ class Engine:
             now_s = self._clock()
             for turn in heads:
                 self._admit(turn, now_s)
-            self._settle(heads)
+            with self._failing_whole([turn.stream for turn in heads if turn.stream]):
+                self._settle(heads)
             return turns
 
     def step(self) -> None:
-        """One window of every stream that is ready, as far as the step's width goes."""
-        with on_device(self.caches.config.device), self._stepping, self._lock:
-            streams = [turn.stream for turn in self._turns.heads() if turn.stream]
-            ready = next_batch(streams, max_step_streams=self.config.max_step_streams)
-            if going_on := self._without_full(ready):
-                self._turns.stepped(going_on)
-                self._step(going_on)
+        """One window of every stream that is ready, as far as the step's width goes.
+
+        Raises nothing: what goes wrong is the answer of those who took part and have none yet.
+        """
+        with self._in_step():
+            ready: Sequence[Stream] = []
+            with self._failing_whole(self._waiting()):
+                ready = next_batch(self._waiting(), max_step_streams=self.config.max_step_streams)
+            with self._failing_whole(ready), on_device(self.caches.config.device):
+                if going_on := self._without_full(ready):
+                    self._turns.stepped(going_on)
+                    self._step(going_on)
 
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
@@ -210,6 +223,19 @@ class Engine:
         with self._stepping, self._lock:
             self.caches.check_integrity()
 
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        with self._stepping, self._lock:
+            self._step_begin_s = time.monotonic()
+            try:
+                yield
+            finally:
+                self._step_begin_s = None
+
+    def _waiting(self) -> list[Stream]:
+        """The streams of the turns that are being served, the longest-waiting first."""
+        return [turn.stream for turn in self._turns.heads() if turn.stream]
+
     def _begins_anew(self, turn: Turn) -> bool:
         return turn.request.is_first and turn.request.stream_id in self.streams
 
@@ -241,8 +267,16 @@ class Engine:
                 if len(ahead) == EncoderRunner.MOST_AHEAD:
                     self._land(ahead.popleft())
         finally:
+            self._land_all(ahead)
+
+    def _land_all(self, ahead: deque[_Launched]) -> None:
+        """Also those behind one that lands badly: until then the device may write to their rows."""
+        try:
             while ahead:
                 self._land(ahead.popleft())
+        finally:
+            if ahead:
+                self._land_all(ahead)
 
     def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
         """What is launched one after the other; whoever asks for the next has launched the last.
@@ -294,7 +328,8 @@ class Engine:
     def _conclude(self, streams: Sequence[Stream]) -> None:
         """Answers those that need no further step, while the device is at the others'."""
         landed = [stream for stream in streams if not stream.num_in_flight]
-        self._rescore(landed, meanwhile=self._lock.released)
+        with self._failing(landed):
+            self._rescore(landed, meanwhile=self._lock.released)
         self._settle([self._turns.head(stream.stream_id) for stream in landed])
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
@@ -313,6 +348,28 @@ class Engine:
             yield
         except Exception as error:
             self._fail(streams, error)
+
+    @contextmanager
+    def _failing_whole(self, streams: Sequence[Stream]) -> Iterator[None]:
+        """What goes wrong inside is at once the answer of those streams that wait for theirs."""
+        try:
+            yield
+        except Exception as error:
+            generations = {stream.generation for stream in streams}
+            self._give_up(
+                [turn for turn in self._turns.heads() if _serves(turn, generations)], error
+            )
+
+    def _give_up(self, heads: Sequence[Turn], error: Exception) -> None:
+        """Refuses those that have no answer yet, and serves whoever waits behind them."""
+        left = [(turn, turn.stream) for turn in heads if turn.stream and not turn.is_done]
+        self._fail([stream for _, stream in left], error)
+        for turn, stream in left:
+            self._close_failed(turn, stream)
+        following = self._turns.pop([turn.request.stream_id for turn in heads])
+        for turn in following:
+            self._admit(turn, self._clock())
+        self._settle(following)
 
     def _fail(self, streams: Sequence[Stream], error: Exception) -> None:
         """Marks the streams of a failed step, whose rows may be half-written.
@@ -418,3 +475,8 @@ def _needs_step(turn: Turn) -> bool:
     """Whether its stream has a window left to decode."""
     stream = turn.stream
     return stream is not None and turn.result is None and stream.has_ready_window
+
+
+def _serves(turn: Turn, generations: Set[int]) -> bool:
+    """Whether its stream is one of these."""
+    return turn.stream is not None and turn.stream.generation in generations

@@ -45,13 +45,15 @@ class Sample(NamedTuple):
     is_paired: bool = False
 
 
-def heartbeat() -> Sample:
-    """Shows that the model's process lives: its other samples stay as they are when it dies.
+def heartbeat(standing_s: float = 0.0, *, is_unloaded: bool = False) -> Sample:
+    """Shows that the model lives: its other samples stay as they are when it dies or hangs.
 
-    Whole seconds, so that an idle model has one sample a second to publish.
+    standing_s: seconds since it last moved. Whole seconds are published, so that an idle model has
+    one sample a second. A model that is unloaded has 0, since its samples stay too.
     """
-    text = "Unix time of the last publishing; one that stands still is a model whose process died"
-    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, int(time.time()))
+    text = "Unix time when the model last moved; it stands still at death or hang, 0 once unloaded"
+    value = 0 if is_unloaded else int(time.time() - standing_s)
+    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, value)
 
 
 @dataclass

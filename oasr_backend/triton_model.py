@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.engine import Engine
-from oasr_backend.errors import StepFailedError
 from oasr_backend.metrics import Sample, heartbeat
 from oasr_backend.model_load import load_engine, read_config
 from oasr_backend.triton_io import (
@@ -52,6 +51,7 @@ class TritonModel:
         lay_out_strings_fast()
         self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
+        self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._publisher = MetricsPublisher(self._samples, labels)
         self._housekeeping = Periodic(
@@ -113,10 +113,12 @@ class TritonModel:
         self._publishing.stop()
         self._engine.close()
         self._backlog.stop()
+        self._is_unloaded = True
         self._publisher.publish()
 
     def _samples(self) -> list[Sample]:
-        return [heartbeat(), *self._engine.samples()]
+        beat = heartbeat(self._engine.step_age_s, is_unloaded=self._is_unloaded)
+        return [beat, *self._engine.samples()]
 
     def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""
@@ -159,19 +161,9 @@ class Backlog:
 
     def _run(self) -> None:
         while self._wait():
-            # Functions of their own: names that outlive them would hold audio until more comes.
-            self._advance()
-            self._answer()
-
-    def _advance(self) -> None:
-        try:
             self._engine.step()
-        except Exception as error:
-            logger.error("event=backlog_step_failed", exc_info=error)
-            failed = StepFailedError(f"the step failed ({error}); send START again")
-            with self._wakeup:
-                for turn, _ in self._open:
-                    turn.result = turn.result or ChunkResult(error=failed.without_history())
+            # A function of its own: names that outlive it would hold audio until more comes.
+            self._answer()
 
     def _answer(self) -> None:
         with self._wakeup:

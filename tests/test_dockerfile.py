@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from oasr_backend.serve.stack import STACK_BYTES
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -74,6 +76,11 @@ def test_the_image_starts_the_console_script(instructions: list[tuple[str, str]]
     (command,) = _arguments(instructions, "CMD")
     assert json.loads(command) == ["oasr-serve"]
     assert 'oasr-serve = "oasr_backend.serve.cli:main"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_image_says_how_to_allow_the_stack_that_the_server_wants() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert f"--ulimit stack={STACK_BYTES}" in text
 
 
 def test_the_open_ports_are_those_of_the_server(instructions: list[tuple[str, str]]) -> None:

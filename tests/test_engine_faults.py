@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+import oasr_backend.engine as engine_module
 from oasr_backend.decoders.greedy import GreedySearch
+from oasr_backend.engine import Engine
 from oasr_backend.streams import Stream
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
@@ -144,10 +146,104 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
     turns = engine.submit(
         [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(4)]
     )
-    with pytest.raises(RuntimeError, match="a fault of the engine"):
-        engine.step()
-    assert [turn.is_done for turn in turns] == [False, False, True, True]
+    engine.step()
+    for turn in turns[:2]:
+        assert turn.result is not None
+        error_of(turn.result, "a fault of the engine", "send START")
     assert [turn.stream.num_in_flight for turn in turns if turn.stream] == [0] * 4
+    for seed in (2, 3):
+        final = ask_one(engine, seed, noise(seed)[WINDOW_SAMPLES:], flags="E")
+        assert final.text == text_alone(noise(seed))
+    assert_all_is_free(engine)
+
+
+#: Parts of a step that no guard for single streams surrounds: whose attribute, and its name.
+STEP_PARTS: tuple[tuple[Callable[[Engine], Any], str], ...] = (
+    (lambda _engine: engine_module, "next_batch"),
+    (lambda _engine: engine_module, "split_step"),
+    (lambda _engine: engine_module, "on_device"),
+    (lambda engine: engine, "_without_full"),
+    (lambda engine: engine, "_launch"),
+    (lambda engine: engine, "_land"),
+    (lambda engine: engine, "_conclude"),
+    (lambda engine: engine._turns, "stepped"),
+    (lambda engine: engine._turns, "pop"),
+    (lambda engine: engine.metrics, "step_done"),
+)
+
+
+@pytest.mark.parametrize("failing_call", [0, 1, 2])
+@pytest.mark.parametrize(("owner", "name"), STEP_PARTS, ids=[name for _, name in STEP_PARTS])
+def test_a_step_that_fails_as_a_whole_refuses_its_heads_and_serves_the_next(
+    owner: Callable[[Engine], Any], name: str, failing_call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
+    part, num_calls = getattr(owner(engine), name), itertools.count()
+
+    def failing_once(*args: Any, **more: Any) -> Any:
+        if next(num_calls) == failing_call:
+            raise ZeroDivisionError("of the step itself")
+        return part(*args, **more)
+
+    monkeypatch.setattr(owner(engine), name, failing_once)
+    first = [chunk(seed, noise(seed), flags="SE") for seed in range(4)]
+    behind = [chunk(seed, noise(seed + 4), flags="SE") for seed in range(4)]
+    results = ask(engine, *first, *behind)
+    assert next(num_calls) > failing_call
+    for seed, result in enumerate(results):
+        if result.error is None:
+            assert result.text == text_alone(noise(seed))
+        else:
+            error_of(result, "of the step itself", "send START")
+            assert result.error.triton_code == "INTERNAL"
+    assert ask_one(engine, 0, noise(0), flags="SE").text == text_alone(noise(0))
+    assert_all_is_free(engine)
+
+
+def test_a_step_that_can_never_run_answers_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = golden_engine()
+
+    def failing(*_args: Any, **_more: Any) -> None:
+        raise ZeroDivisionError("of the step itself")
+
+    monkeypatch.setattr(engine_module, "next_batch", failing)
+    chunks = [chunk(seed % 2, noise(seed), flags="SE") for seed in range(6)]
+    for result in ask(engine, *chunks):
+        error_of(result, "of the step itself", "send START")
+    assert_all_is_free(engine)
+
+
+def test_streams_beyond_the_width_of_a_failed_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = golden_engine(max_step_streams=2)
+    step, num_calls = engine._step, itertools.count()
+
+    def failing_first(streams: Sequence[Stream]) -> None:
+        if next(num_calls) == 0:
+            raise ZeroDivisionError("of the step itself")
+        step(streams)
+
+    monkeypatch.setattr(engine, "_step", failing_first)
+    results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
+    for result in results[:2]:
+        error_of(result, "of the step itself", "send START")
+    assert [result.text for result in results[2:]] == [text_alone(noise(seed)) for seed in (2, 3)]
+    assert_all_is_free(engine)
+
+
+def test_an_admission_that_fails_behind_the_requests_answers_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a window they would be answered by no step."""
+    engine = golden_engine()
+
+    def failing(_heads: object) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError("of the step itself")
+
+    monkeypatch.setattr(engine, "_settle", failing)
+    for result in ask(engine, *(chunk(seed, flags="S") for seed in range(3))):
+        error_of(result, "of the step itself", "send START")
+    assert_all_is_free(engine)
 
 
 @pytest.mark.parametrize("bad_window", [0, 1, 2])

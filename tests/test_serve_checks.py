@@ -164,6 +164,9 @@ def test_a_model_without_its_code_is_a_problem(tmp_path: Path) -> None:
 def test_the_config_is_read_without_its_comments(tmp_path: Path) -> None:
     config = _model(tmp_path / "asr", max_batch_size=12)
     assert (config.name, config.max_batch_size, config.instance_count) == ("asr", 12, 2)
+    assert [config.num_instances(num_gpus) for num_gpus in (0, 1, 4)] == [2, 2, 2]
+    of_any_kind = replace(config, is_cpu_only=False)
+    assert [of_any_kind.num_instances(num_gpus) for num_gpus in (0, 1, 4)] == [2, 2, 8]
     assert config.parameters == {"checkpoint_dir": "mine", "device": "cpu"}
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from oasr_backend.serve.app import app
 from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.ports import bind_error, find_free_ports
 from oasr_backend.serve.shm import SHM_DIRECTORY
+from oasr_backend.serve.stack import STACK_BYTES
 from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
 from tests.triton.wire import audio, sequence, text_of
 
@@ -63,6 +65,15 @@ def _are_free(ports: list[int]) -> bool:
 
 def _regions_of(process_id: int) -> list[str]:
     return [path.name for path in SHM_DIRECTORY.iterdir() if f"_{process_id}_" in path.name]
+
+
+def test_the_help_says_who_stays_beside_the_server_and_who_becomes_it() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert (
+        "oasr-serve starts tritonserver and stays beside it; with --exec it becomes tritonserver."
+        in " ".join(result.stdout.split())
+    )
 
 
 def test_a_machine_in_order_passes_check_only() -> None:
@@ -189,6 +200,59 @@ def test_instance_cores_without_taskset_are_refused(
     assert "install the package util-linux" in result.stderr
 
 
+def test_fewer_cores_than_instances_are_refused(tmp_path: Path) -> None:
+    repository = Path(shutil.copytree(ECHO_REPOSITORY, tmp_path / "repository"))
+    config = repository / "echo_sequence" / "config.pbtxt"
+    config.write_text(config.read_text().replace("KIND_CPU count: 1", "KIND_CPU count: 2"))
+    core = str(max(os.sched_getaffinity(0)))
+    arguments, _ = _arguments("--check-only", "--instance-cores", core, repository=repository)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("cores: --instance-cores names too few cores for 2 instances: 1; name 2")
+
+
+def _limited(limits: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """`oasr-serve` from a shell that has set limits of its own."""
+    arguments, _ = _arguments(*more)
+    command = ["/bin/sh", "-c", f'{limits} && exec "$@"', "sh", str(OASR_SERVE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ("ulimit -s 8192", ["a thread may have 8 MiB of stack", "--ulimit stack=1073741824"]),
+        ("ulimit -v 60000000", ["may have 58593 MiB", "`ulimit -v unlimited`"]),
+    ],
+)
+def test_a_limit_that_keeps_the_server_from_deep_stacks_is_told(
+    limits: str, words: list[str]
+) -> None:
+    result = _limited(limits, "--check-only")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("stack: ")
+    for word in words:
+        assert word in line
+    assert _limited(limits, "--check-only", "--skip-check", "stack").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("limits", "kib"),
+    [
+        ("ulimit -S -s 8192", 1 << 20),
+        ("ulimit -S -s unlimited", 1 << 20),
+        ("ulimit -S -s 4194304", 4 << 20),
+        ("ulimit -s 65536", 65536),
+    ],
+)
+def test_the_printed_command_raises_the_limit_of_the_stack(limits: str, kib: int) -> None:
+    result = _limited(limits, "--print-command", "--skip-check", "stack")
+    assert result.returncode == 0, result.stderr
+    assert f"""/bin/sh -c 'ulimit -S -s "$0" && exec "$@"' {kib} """ in result.stdout
+
+
 @pytest.mark.triton
 def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> None:
     arguments, ports = _arguments("--exec")
@@ -200,6 +264,7 @@ def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: P
         assert _wait_until(lambda: _answers(ports[0]), timeout_s=60)
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         assert command.partition(b"\0")[0].endswith(b"tritonserver")
+        assert resource.prlimit(process.pid, resource.RLIMIT_STACK)[0] == STACK_BYTES
         assert _regions_of(process.pid) != []
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
@@ -259,10 +324,10 @@ def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
 
 @contextlib.contextmanager
 def _serving(
-    *, stderr: int = subprocess.DEVNULL
+    *more: str, stderr: int = subprocess.DEVNULL
 ) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """`oasr-serve` with a small model, ready."""
-    arguments, ports = _arguments("--checkpoint", str(GOLDEN), repository=MODEL_REPOSITORY)
+    arguments, ports = _arguments("--checkpoint", str(GOLDEN), *more, repository=MODEL_REPOSITORY)
     process = subprocess.Popen(
         [OASR_SERVE, *arguments], stdout=subprocess.PIPE, stderr=stderr, text=True
     )
@@ -329,6 +394,36 @@ def test_a_model_whose_process_is_killed_ends_oasr_serve_with_the_cause() -> Non
     last = errors.splitlines()[-1]
     assert last.startswith(f"error: a model's process ({stub}) was ended by signal 9 by itself; ")
     assert _are_free(ports)
+
+
+@pytest.mark.triton
+def test_a_model_whose_process_stands_still_ends_oasr_serve_with_the_cause() -> None:
+    with _serving("--hang-limit", "10", stderr=subprocess.PIPE) as (process, ports):
+        stub = _child_of(_child_of(process.pid, b"tritonserver"), b"triton_python_backend_stub")
+        os.kill(stub, signal.SIGSTOP)
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: a model hangs: its heartbeat ")
+    assert 'model="oasr_streaming"' in last
+    assert "has stood still for 10 s; " in last
+    assert _are_free(ports)
+    assert _regions_of(process.pid) == []
+
+
+@pytest.mark.triton
+def test_a_step_that_does_not_return_ends_oasr_serve_though_its_process_runs() -> None:
+    """Its other threads go on: the lock and the interpreter are free."""
+    slow = ("--hang-limit", "10", "--set", "debug_slow_step_ms=600000")
+    chunk = audio(tritonclient.grpc, np.zeros(32_000, np.int16))
+    with (
+        _serving(*slow, stderr=subprocess.PIPE) as (process, ports),
+        InferenceServerClient(f"127.0.0.1:{ports[1]}") as client,
+    ):
+        client.async_infer("oasr_streaming", chunk, lambda *_: None, **sequence("stuck", "S"))
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert errors.splitlines()[-1].startswith("error: a model hangs: its heartbeat ")
 
 
 @pytest.mark.triton

@@ -1,4 +1,4 @@
-"""When a model's process counts as dead: real processes, real zombies."""
+"""When a model's process counts as dead or hanging: real processes, real zombies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from oasr_backend.errors import ServerError
 from oasr_backend.serve.group import dead_stubs, running_in_group
-from oasr_backend.serve.stubs import _LOOKS, StubWatch
+from oasr_backend.serve.stubs import _LOOKS, _LOOKS_A_PAGE, HeartbeatWatch, StubWatch
 
 # Forks a child of the name that it is told, and does with it what it is told.
 SERVER = """
@@ -109,3 +109,59 @@ def test_a_dead_child_that_is_no_stub_is_none_of_our_business(server: Server) ->
     server.kill()
     for _ in range(3 * _LOOKS):
         watch.look()
+
+
+class Metrics:
+    """A metrics port: instances by name, with the heartbeat of each; None: it does not answer."""
+
+    def __init__(self, **heartbeats: int) -> None:
+        self.heartbeats: dict[str, int] | None = heartbeats
+
+    def page(self) -> str | None:
+        if self.heartbeats is None:
+            return None
+        lines = [
+            f'oasr_heartbeat_seconds{{instance="{name}",model="asr"}} {value}'
+            for name, value in self.heartbeats.items()
+        ]
+        return "\n".join(["# TYPE oasr_heartbeat_seconds gauge", *lines, ""])
+
+
+def read_pages(watch: HeartbeatWatch, count: int) -> None:
+    for _ in range(count * _LOOKS_A_PAGE):
+        watch.look()
+
+
+def test_a_heartbeat_that_stands_still_is_told_with_its_instance() -> None:
+    metrics = Metrics(a=1, b=1)
+    watch = HeartbeatWatch(metrics.page, limit_s=10.0)
+    for second in range(5):
+        metrics.heartbeats = {"a": 1 + second, "b": 1 + second}
+        read_pages(watch, 1)
+    metrics.heartbeats = {"a": 9, "b": 5}
+    read_pages(watch, 1)
+    metrics.heartbeats = {"a": 10, "b": 5}
+    with pytest.raises(ServerError, match=r'instance="b".* stood still for 10 s; .*--hang-limit'):
+        read_pages(watch, 1)
+
+
+def test_a_model_that_moves_now_and_then_does_not_hang() -> None:
+    metrics = Metrics(a=1)
+    watch = HeartbeatWatch(metrics.page, limit_s=10.0)
+    for second in range(1, 7):
+        metrics.heartbeats = {"a": second}
+        read_pages(watch, 2)
+
+
+def test_an_idle_server_with_its_models_unloaded_or_without_a_page_does_not_hang() -> None:
+    metrics = Metrics(a=1)
+    watch = HeartbeatWatch(metrics.page, limit_s=10.0)
+    read_pages(watch, 2)
+    for heartbeats in (None, {}, {"a": 0}, {"a": 0}, {"a": 0}):
+        metrics.heartbeats = heartbeats
+        read_pages(watch, 1)
+
+
+def test_without_a_limit_nothing_hangs() -> None:
+    watch = HeartbeatWatch(Metrics(a=1).page, limit_s=float("inf"))
+    read_pages(watch, 100)

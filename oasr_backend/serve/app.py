@@ -27,6 +27,7 @@ from oasr_backend.serve.overrides import collect_overrides
 from oasr_backend.serve.process import TritonServer
 from oasr_backend.serve.repository import default_model_repository
 from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
+from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
 from oasr_backend.serve.trial import find_load_problems
 from oasr_backend.serve.watch import watch_over
 
@@ -74,6 +75,14 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         float | None,
         typer.Option(metavar="SECONDS", min=0.0, help="Fail when not ready after SECONDS."),
     ] = None,
+    hang_limit: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=LEAST_HANG_LIMIT_S,
+            help="Stop the server when a model has stood still for SECONDS; inf: never.",
+        ),
+    ] = 60.0,
     skip_check: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Ignore one check; repeatable.")
     ] = None,
@@ -82,7 +91,11 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     ] = False,
     exec_: Annotated[
         bool,
-        typer.Option("--exec", help="Become the tritonserver; do not watch it."),
+        typer.Option(
+            "--exec",
+            help="Become the tritonserver, instead of staying beside it to name the cause of a "
+            "failure, to stop it with a model that died or hangs, and to take it along.",
+        ),
     ] = False,
     print_command: Annotated[
         bool, typer.Option("--print-command", help="Print the server's command, then stop.")
@@ -90,9 +103,11 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
 ) -> None:
     """Serve streaming speech recognition with NVIDIA Triton until a signal comes.
 
+    oasr-serve starts tritonserver and stays beside it; with --exec it becomes tritonserver.
+
     Exit status: 0 after SIGINT, SIGTERM or SIGHUP, 2 when a check found a problem or the command
-    line is wrong, 1 when the server cannot be started, is not ready in time or has lost the process
-    of a model, otherwise that of tritonserver.
+    line is wrong, 1 when the server cannot be started, is not ready in time or has a model that
+    died or hangs, otherwise that of tritonserver.
     """
     try:
         settings = ServerSettings(
@@ -117,8 +132,9 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         elif exec_:
             _become_server(install, settings)
         else:
-            timeout_s = math.inf if wait_ready is None else wait_ready
-            raise typer.Exit(_run_server(install, settings, timeout_s))
+            ready_timeout_s = math.inf if wait_ready is None else wait_ready
+            server = TritonServer(settings, install=install, inherit_output=True)
+            raise typer.Exit(_run_server(server, ready_timeout_s, hang_limit))
     except OasrError as error:
         _stderr.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(EXIT_PROBLEMS if isinstance(error, ValueError) else EXIT_FAILED) from error
@@ -150,11 +166,15 @@ def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn
     os.execvpe(command[0], command, build_environment(install, settings))
 
 
-def _run_server(install: TritonInstall, settings: ServerSettings, timeout_s: float) -> int:
+def _run_server(server: TritonServer, ready_timeout_s: float, hang_limit_s: float) -> int:
     """Returns the exit status for the shell."""
-    server = TritonServer(settings, install=install, inherit_output=True)
     line = f"ready: http {server.http_url}, grpc {server.grpc_url}"
-    status = watch_over(server, timeout_s, on_ready=lambda: _stdout.print(line))
+    status = watch_over(
+        server,
+        ready_timeout_s=ready_timeout_s,
+        hang_limit_s=hang_limit_s,
+        on_ready=lambda: _stdout.print(line),
+    )
     if status:
         _stderr.print(f"[red]error:[/] tritonserver has ended unasked, with status {status}")
     return status

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oasr_backend.serve.command import SHM_REGION_BYTES, ServerSettings
-from oasr_backend.serve.cores import TASKSET
+from oasr_backend.serve.cores import TASKSET, count_gpus
 from oasr_backend.serve.embedded import (
     LIBPYTHON_NAME,
     PYTHON_TAG,
@@ -28,6 +28,12 @@ from oasr_backend.serve.overrides import CHECKPOINT_KEY
 from oasr_backend.serve.ports import bind_error
 from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
 from oasr_backend.serve.shm import SHM_DIRECTORY
+from oasr_backend.serve.stack import (
+    STACK_BYTES,
+    address_space_bytes,
+    hard_limit_bytes,
+    is_reserved_whole,
+)
 
 # Room for one request in shared memory: 1 s of FP32 samples at 16 kHz.
 REQUEST_BYTES = 16_000 * 4
@@ -52,10 +58,14 @@ def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Prob
     """Run every check for this server with these settings."""
     problems = [*check_numpy(), *check_torch(), *check_package()]
     problems += [*check_libpython(install), *check_stub(install)]
-    problems += check_instance_cores(settings)
+    problems += check_stack()
     problems += check_ports(settings.host, settings.ports)
     problems += check_model_repository(settings.model_repository)
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    # The embedded server knows of no GPU, and counts its instances once.
+    num_gpus = count_gpus() if install.wheel_root is None else 0
+    num_instances = sum(config.num_instances(num_gpus) for config in configs)
+    problems += check_instance_cores(settings, num_instances)
     problems += check_checkpoints(configs, settings.overrides)
     problems += check_shared_memory(shared_memory_need_bytes(configs))
     return problems
@@ -112,9 +122,31 @@ def check_stub(install: TritonInstall) -> list[Problem]:
     return [Problem("stub", message, remedy)]
 
 
-def check_instance_cores(settings: ServerSettings) -> list[Problem]:
-    """taskset is there, and no other placement of the instances is asked for."""
-    if settings.instance_cores is None:
+def check_stack() -> list[Problem]:
+    """A thread of the server can have the stack that the largest requests take."""
+    hard, space = hard_limit_bytes(), address_space_bytes()
+    problems = []
+    if hard is not None and hard < STACK_BYTES:
+        message = f"a thread may have {hard // _MIB} MiB of stack (`ulimit -Hs`)"
+        remedy = "allow 1 GiB: `--ulimit stack=1073741824` for a container, LimitSTACK=1G in a unit"
+        problems.append(_stack_problem(message, remedy))
+    if space is not None:
+        message = f"all threads together may have {space // _MIB} MiB (`ulimit -v`)"
+        problems.append(_stack_problem(message, "lift that limit by `ulimit -v unlimited`"))
+    if is_reserved_whole():
+        message = "vm.overcommit_memory is 2, so the kernel reserves the stack of a thread whole"
+        problems.append(_stack_problem(message, "run `sysctl vm.overcommit_memory=0`"))
+    return problems
+
+
+def _stack_problem(message: str, remedy: str) -> Problem:
+    return Problem("stack", f"{message}, and a large HTTP request can end the server", remedy)
+
+
+def check_instance_cores(settings: ServerSettings, num_instances: int) -> list[Problem]:
+    """taskset is there, each instance gets a core, and nothing else places the instances."""
+    cores = settings.instance_cores
+    if cores is None:
         return []
     problems = []
     if shutil.which(TASKSET) is None:
@@ -123,6 +155,12 @@ def check_instance_cores(settings: ServerSettings) -> list[Problem]:
     if given := [flag for flag in settings.extra_flags if flag.startswith("--host-policy")]:
         message = f"{given[0]} would undo --instance-cores"
         problems.append(Problem("cores", message, "give one of the two"))
+    if len(cores) < num_instances:
+        message = (
+            f"--instance-cores names too few cores for {num_instances} instances: {len(cores)}"
+        )
+        remedy = f"name {num_instances}, or lower count of instance_group in config.pbtxt"
+        problems.append(Problem("cores", message, remedy))
     return problems
 
 

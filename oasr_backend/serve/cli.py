@@ -1,4 +1,4 @@
-"""`oasr-serve`: check the machine, then become (or watch over) a tritonserver."""
+"""`oasr-serve`: check the machine, then watch over a tritonserver, or become it."""
 
 from __future__ import annotations
 

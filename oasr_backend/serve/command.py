@@ -17,6 +17,7 @@ from oasr_backend.serve.overrides import (
     inherited_overrides,
 )
 from oasr_backend.serve.shm import new_region_prefix
+from oasr_backend.serve.stack import with_deep_stacks
 
 # Reserved at start for each model instance; it grows with the batches that arrive.
 SHM_REGION_BYTES = 16 << 20
@@ -59,7 +60,8 @@ class ServerSettings:
 def build_command(install: TritonInstall, settings: ServerSettings) -> list[str]:
     """The argument list. It prepares the backend directory, so ServerError may be raised."""
     cores = settings.instance_cores
-    command = [] if cores is None else elsewhere(cores)
+    command = with_deep_stacks()
+    command += [] if cores is None else elsewhere(cores)
     command += [str(install.binary), f"--model-repository={settings.model_repository.resolve()}"]
     backends = prepare_backend_directory(install)
     if backends is not None:

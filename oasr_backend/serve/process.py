@@ -153,6 +153,10 @@ class TritonServer:
         self._was_ready = self._was_ready or is_ready
         return is_ready
 
+    def metrics_page(self) -> str | None:
+        """What the metrics port says now; None where it does not answer."""
+        return _read(self.metrics_url, timeout_s=1.0)
+
     def send_signal(self, number: int) -> None:
         """Pass a signal on to the server process; nothing happens when it has ended."""
         self._started().send_signal(number)
@@ -221,7 +225,7 @@ class TritonServer:
             if now_s - begin_s > grace_s:
                 logger.warning("tritonserver %d ignored SIGTERM for %s s", self.pid, grace_s)
                 return
-            if drain.is_over(_read(self.metrics_url, timeout_s=1.0) or "", now_s):
+            if drain.is_over(self.metrics_page() or "", now_s):
                 self._has_drained = True
                 return
             time.sleep(_POLL_S)

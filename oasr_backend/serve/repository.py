@@ -12,6 +12,7 @@ import oasr_backend
 
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*(\d+)", re.MULTILINE)
 _INSTANCE_COUNT = re.compile(r"\bcount\s*:\s*(\d+)")
+_CPU_ONLY = re.compile(r"\bkind\s*:\s*KIND_CPU\b")
 _PARAMETER = re.compile(
     r'key\s*:\s*"(?P<key>[^"]+)"\s*,?\s*'
     r'value\s*:?\s*\{\s*string_value\s*:\s*"(?P<value>[^"]*)"\s*\}'
@@ -29,12 +30,17 @@ class ModelConfig:
     directory: Path
     max_batch_size: int
     instance_count: int
+    is_cpu_only: bool
     parameters: dict[str, str]
     sequence_batching: dict[str, Any]
 
     @property
     def name(self) -> str:
         return self.directory.name
+
+    def num_instances(self, num_gpus: int) -> int:
+        """How many a tritonserver that sees `num_gpus` GPUs starts: the same count on each."""
+        return self.instance_count * (1 if self.is_cpu_only else max(1, num_gpus))
 
     @property
     def triton_arguments(self) -> dict[str, str]:
@@ -57,6 +63,7 @@ def read_model_config(model_directory: Path) -> ModelConfig:
         directory=model_directory,
         max_batch_size=int(batch[1]) if batch else 1,
         instance_count=int(count[1]) if count else 1,
+        is_cpu_only=_CPU_ONLY.search(text) is not None,
         parameters={match["key"]: match["value"] for match in _PARAMETER.finditer(text)},
         sequence_batching=_sequence_batching(text),
     )

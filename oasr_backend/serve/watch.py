@@ -1,4 +1,4 @@
-"""`oasr-serve` beside its server: waits until it is ready, stops it at a signal or a dead model."""
+"""`oasr-serve` beside its server: waits until it is ready, stops it at a signal or a lost model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from oasr_backend.serve.process import TritonServer
-from oasr_backend.serve.stubs import LOOK_INTERVAL_S, StubWatch
+from oasr_backend.serve.stubs import LOOK_INTERVAL_S, HeartbeatWatch, StubWatch
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -44,20 +44,27 @@ class _StopSignals:
             raise StopRequested
 
 
-def watch_over(server: TritonServer, timeout_s: float, on_ready: Callable[[], None]) -> int:
+def watch_over(
+    server: TritonServer,
+    *,
+    ready_timeout_s: float,
+    hang_limit_s: float,
+    on_ready: Callable[[], None],
+) -> int:
     """Run `server` until it ends or a signal asks for it; returns the exit status for the shell.
 
-    That is 0 after a signal. Raises ServerError when the server is not ready after `timeout_s`, or
-    when the process of one of its models dies; either way the server is then stopped.
+    That is 0 after a signal. Raises ServerError when the server is not ready after
+    `ready_timeout_s`, when the process of one of its models dies or when a model has stood still
+    for `hang_limit_s`; each time the server is then stopped.
     """
     signals = _StopSignals()
     try:
         # Between the fork and its process id nobody could stop the server.
         with signals.held():
             server.start()
-        server.wait_ready(timeout_s)
+        server.wait_ready(ready_timeout_s)
         on_ready()
-        status = _wait(server)
+        status = _wait(server, hang_limit_s)
     except StopRequested:
         return 0
     finally:
@@ -66,10 +73,12 @@ def watch_over(server: TritonServer, timeout_s: float, on_ready: Callable[[], No
     return status if status >= 0 else 128 - status
 
 
-def _wait(server: TritonServer) -> int:
+def _wait(server: TritonServer, hang_limit_s: float) -> int:
     stubs = StubWatch(server.pid)
+    heartbeats = HeartbeatWatch(server.metrics_page, hang_limit_s)
     while True:
         try:
             return server.wait(LOOK_INTERVAL_S)
         except subprocess.TimeoutExpired:
             stubs.look()
+            heartbeats.look()

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 from oasr_backend.serve.group import dead_stubs, running_in_group
 from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
+from tests.chaos.health import stub_processes
 from tests.conftest import MODEL_REPOSITORY
 from tests.engine_helpers import STRIDE_SAMPLES
 from tests.triton.conftest import Pcm16
@@ -321,6 +323,35 @@ def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
     wait_until(
         lambda: stub not in dead_stubs(model.server.pid), timeout_s=10, what="it is collected"
     )
+
+
+def test_the_heartbeat_of_an_unloaded_model_is_0_and_so_no_hang(
+    variant_server: VariantServer,
+) -> None:
+    with variant_server.loaded(Variant("gone", checkpoint_dir=GOLDEN)) as model:
+        assert model.metrics()["oasr_heartbeat_seconds"] > 0
+    wait_until(
+        lambda: model.metrics()["oasr_heartbeat_seconds"] == 0,
+        timeout_s=30,
+        what="its heartbeat has ended",
+    )
+
+
+def test_the_heartbeat_of_a_model_that_is_loaded_anew_goes_on(
+    variant_server: VariantServer,
+) -> None:
+    """The new one is there before the old one goes."""
+    variant = Variant("anew", checkpoint_dir=GOLDEN)
+    with variant_server.loaded(variant) as model:
+        old = newest_stub(model.server)
+        variant_server.load(replace(variant, more="# changed"))
+        wait_until(
+            lambda: old not in stub_processes(model.server), timeout_s=30, what="the old one ended"
+        )
+        seen = model.metrics()["oasr_heartbeat_seconds"]
+        wait_until(
+            lambda: model.metrics()["oasr_heartbeat_seconds"] > seen, timeout_s=30, what="it beats"
+        )
 
 
 def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
