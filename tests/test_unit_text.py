@@ -131,6 +131,12 @@ def test_marked_han_units_spell_a_phrase(text: str) -> None:
     assert tokenizer.decode(ids).replace(" ", "") == text
 
 
+def test_unmarked_latin_words_among_marked_han_are_spelt() -> None:
+    tokenizer = units("▁贺", "▁生", "OK")
+    assert tokenizer.encode("贺 ok生") == [2, 4, 3]
+    assert tokenizer.decode([2, 4, 3]) == "贺 OK 生"
+
+
 @EACH_KIND
 @given(data=st.data())
 def test_a_text_made_in_parts_is_the_text_of_the_whole(kind: str, data: st.DataObject) -> None:
