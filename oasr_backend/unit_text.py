@@ -225,7 +225,7 @@ def _text_of(surface: str, connect_symbol: str, *, has_own_spaces: bool) -> str:
 
 def _is_spaced_word(text: str) -> bool:
     """Two or more letters or digits, as of English words; a single letter may be spelt out."""
-    is_spaced = len(text) > 1 and not _HAS_UNSPACED.search(text)
+    is_spaced = len(text) > 1 and not text.isdigit() and not _HAS_UNSPACED.search(text)
     return is_spaced and text[0].isalnum() and text[-1].isalnum()
 
 

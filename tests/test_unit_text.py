@@ -66,6 +66,7 @@ def test_bytes_are_characters_once_complete_and_one_replacement_if_never(
         (["你", "好", "hello", "world", "好"], "你好 hello world 好"),
         (["你", "hello", "，", "world", "。"], "你 hello， world。"),
         (["你", "U", "S", "A", "today"], "你USA today"),
+        (["2023", "年", "mp3", "x-ray"], "2023年 mp3 x-ray"),
         (["你", "▁", "hello", "wor", "ld"], "你 helloworld"),
         (["▁贺", "hello", "world"], "贺 hello world"),
         (["hello", "world"], "helloworld"),
