@@ -35,7 +35,8 @@ def read_clips(folder: Path) -> list[Clip]:
         Clip(
             path=folder / (entry.get("audio") or entry["wav"]),
             text=entry["text"],
-            wenet_text=entry["wenet_chunk16_left4"],
+            # WeNet writes a second space for a mark before a marked unit; the product has one.
+            wenet_text=" ".join(entry["wenet_chunk16_left4"].split()),
             seconds=entry["seconds"],
         )
         for entry in entries

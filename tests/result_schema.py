@@ -66,7 +66,7 @@ def _check_types(entry: Mapping[str, Any], kinds: Mapping[str, type | tuple[type
 def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
     """In order, inside the audio, with a confidence."""
     for entry in entries:
-        assert 0.0 <= entry["start_s"] <= entry["end_s"] <= audio_s + 1e-3
+        assert 0.0 <= entry["start_s"] < entry["end_s"] <= audio_s + 1e-3
         assert 0.0 <= entry["confidence"] <= 1.0
     for entry, later in itertools.pairwise(entries):
         assert entry["start_s"] <= later["start_s"]
@@ -75,14 +75,31 @@ def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
 
 def _check_agreement(document: Mapping[str, Any]) -> None:
     if "words" in document:
-        assert [word["word"] for word in document["words"]] == document["text"].split()
+        _check_words([word["word"] for word in document["words"]], document["text"])
     if document["is_final"] and "segments" in document:
-        parts = [
-            ("" if segment.get("joins_previous") else " ") + segment["text"]
-            for segment in document["segments"]
-            if segment["text"]
-        ]
-        assert "".join(parts).strip() == document["text"]
+        assert joined_segments(document["segments"]) == document["text"]
         assert all(segment["is_final"] for segment in document["segments"])
     scores = [entry["score"] for entry in document.get("nbest", [])]
     assert scores == sorted(scores, reverse=True)
+
+
+def joined_segments(segments: list[dict[str, Any]]) -> str:
+    """The text that the segments spell by the rule of docs/result.md."""
+    text = ""
+    for segment in segments:
+        if segment["text"]:
+            is_parted = bool(text) and not segment.get("joins_previous")
+            text += " " * is_parted + segment["text"]
+    return text
+
+
+def _check_words(words: list[str], text: str) -> None:
+    """Nothing but single spaces stands between the words, which have none inside."""
+    at = 0
+    for word in words:
+        assert word
+        assert " " not in word
+        at += text.startswith(" ", at)
+        assert text.startswith(word, at), f"{word!r} is not at {at} in {text!r}"
+        at += len(word)
+    assert at == len(text)

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oasr_backend.checkpoints.files import check_kind, existing
+from oasr_backend.checkpoints.files import existing
 from oasr_backend.checkpoints.weights import Weights
 from oasr_backend.checkpoints.wenet_config import section
+from oasr_backend.checkpoints.wenet_tokenizer import read_tokenizer
 from oasr_backend.errors import CheckpointError
-from oasr_backend.tokenizer import Tokenizer, load_tokenizer
+from oasr_backend.tokenizer import Tokenizer
 
 _BLANK = "<blank>"
 
@@ -20,7 +21,7 @@ def load_units(
 ) -> Tokenizer:
     """Raises CheckpointError unless `units.txt` has a unit for each output of the CTC head."""
     path = existing(directory, "units.txt")
-    tokenizer = load_tokenizer(path, _bpe_model(directory, config))
+    tokenizer = read_tokenizer(path, config)
     if tokenizer.vocab_size != vocab_size:
         raise CheckpointError(
             f"{path} names {tokenizer.vocab_size} units, but the CTC head of {weights.path} has "
@@ -51,12 +52,3 @@ def find_blank(directory: Path, config: Mapping[str, Any], tokenizer: Tokenizer)
             f"none of the ids 0 .. {tokenizer.vocab_size - 1}; say there which unit is the blank"
         )
     return stated
-
-
-def _bpe_model(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    name = section(config, "tokenizer_conf").get("bpe_path")
-    path = directory / Path(str(name)).name if name else directory / "bpe.model"
-    if not path.is_file():
-        return None
-    check_kind(path)
-    return path

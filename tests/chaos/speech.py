@@ -21,10 +21,17 @@ class Clip:
 
 
 def read_clips() -> list[Clip]:
-    """`text` is WeNet's own streaming output with the configuration that the model ships with."""
+    """`text` is WeNet's own streaming output with the configuration that the model ships with.
+
+    WeNet writes a second space for a mark before a marked unit; the product has one.
+    """
     folder = MODEL_DIR / "demo_en" / "testset"
     entries = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     return [
-        Clip(entry["wav"], read_pcm(folder / entry["wav"]), entry["wenet_chunk16_left4"])
+        Clip(
+            entry["wav"],
+            read_pcm(folder / entry["wav"]),
+            " ".join(entry["wenet_chunk16_left4"].split()),
+        )
         for entry in entries
     ]
