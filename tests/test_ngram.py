@@ -1,12 +1,11 @@
-"""The n-gram model: its file, its probabilities by definition, and what it does to the beam."""
+"""The n-gram model: its probabilities by definition, and what it does to the beam."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,38 +20,22 @@ from hypothesis import strategies as st
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
-from oasr_backend.decoders.arpa import load_arpa
-from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.engine import Engine
 from oasr_backend.errors import ConfigError
-from oasr_backend.types import AudioChunk
-from tests.conftest import DEMO_DIR, Clip
-from tests.engine_helpers import ask_one, assert_all_is_free, error_of, golden_engine, noise
+from oasr_backend.types import AudioChunk, Hypothesis
+from tests.conftest import DEMO_DIR, GOLDEN_DIR, Clip
+from tests.engine_helpers import (
+    ask,
+    ask_one,
+    assert_all_is_free,
+    chunk,
+    error_of,
+    golden_engine,
+    noise,
+)
+from tests.ngrams import DEVICE, SYMBOLS, Entries, arpa, scorer_of, walk, write
 from tests.reference.ctc import PrefixBeam
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SYMBOLS = ["<blank>", "\u2581A", "B", "C", "\u2581D"]
-Entries = Mapping[tuple[str, ...], tuple[float, float]]
-
-
-def arpa(entries: Entries) -> str:
-    """The file of entries n-gram -> (log10 probability, log10 backoff)."""
-    order = max(map(len, entries))
-    sections = []
-    for n in range(1, order + 1):
-        lines = [
-            f"{log_prob:.6f}\t{' '.join(ngram)}" + (f"\t{backoff:.6f}" if n < order else "")
-            for ngram, (log_prob, backoff) in entries.items()
-            if len(ngram) == n
-        ]
-        sections.append("\n".join([f"\\{n}-grams:", *lines, ""]))
-    return "\n".join(["\\data\\", "ngram 1=5", "", *sections, "\\end\\", ""])
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "lm.arpa"
-    path.write_text(text, encoding="utf-8")
-    return path
+from tests.result_schema import check_document
 
 
 def plain_log10(entries: Entries, history: tuple[str, ...], unit: str) -> float:
@@ -65,8 +48,12 @@ def plain_log10(entries: Entries, history: tuple[str, ...], unit: str) -> float:
     return backoff + plain_log10(entries, history[1:], unit)
 
 
-def plain_score(entries: Entries, text: Sequence[int]) -> float:
-    units = ["<s>", *(SYMBOLS[unit] for unit in text)]
+def plain_score(entries: Entries, text: Sequence[int], *, is_whole: bool = False) -> float:
+    """ln P; `is_whole` counts the end too. What the file leaves out is its <unk>, if it has one."""
+    unknown = "<unk>" if ("<unk>",) in entries else None
+    known = [SYMBOLS[unit] for unit in text]
+    known = [unit if (unit,) in entries else unknown or unit for unit in known]
+    units = ["<s>", *known, *(["</s>"] if is_whole and ("</s>",) in entries else [])]
     reach = max(map(len, entries)) - 1
     histories = [tuple(units[max(0, end - reach) : end]) for end in range(1, len(units))]
     scores = [plain_log10(entries, h, unit) for h, unit in zip(histories, units[1:], strict=True)]
@@ -75,32 +62,18 @@ def plain_score(entries: Entries, text: Sequence[int]) -> float:
 
 @st.composite
 def models(draw: st.DrawFn) -> dict[tuple[str, ...], tuple[float, float]]:
-    """Random, but every n-gram's history is there, as in every ARPA file."""
+    """Random, but every n-gram's beginning and last unit are there, as in every ARPA file."""
     number = st.floats(-3, 0).map(lambda x: round(x, 3))
     entries: dict[tuple[str, ...], tuple[float, float]] = {}
+    words = draw(st.sets(st.sampled_from([*SYMBOLS[1:], "<s>", "</s>", "<unk>"]), min_size=1))
     known: list[tuple[str, ...]] = [()]
-    for _ in range(draw(st.integers(1, 3))):
-        follow = ["<s>", *SYMBOLS[1:]] if known == [()] else SYMBOLS[1:]
-        longer = [(*h, unit) for h in known for unit in follow]
+    for _ in range(draw(st.integers(1, 4))):
+        longer = [(*h, word) for h in known for word in sorted(words)]
         known = [g for g in longer if len(g) == 1 or draw(st.integers(0, 3)) == 0]
         if not known:
             break
         entries |= {ngram: (draw(number), draw(number)) for ngram in known}
     return entries
-
-
-def walk(scorer: NgramScorer, text: Sequence[int]) -> float:
-    state_NB, total = torch.full((1, 1), scorer.initial_state, device=DEVICE), 0.0
-    for unit in text:
-        chunk = scorer.for_chunk(np.zeros(1, np.int64), torch.tensor([[[-1, unit]]], device=DEVICE))
-        gain_NBC, next_NBC = chunk.extend(0, state_NB)
-        total, state_NB = total + float(gain_NBC[0, 0, 1]), next_NBC[..., 1]
-    return total
-
-
-def scorer_of(path: Path, *, weight: float = 1.0, unit_bonus: float = 0.0) -> NgramScorer:
-    model = load_arpa(path, SYMBOLS)
-    return NgramScorer(model, weight=weight, unit_bonus=unit_bonus, device=DEVICE)
 
 
 @settings(deadline=None)
@@ -110,8 +83,13 @@ def test_a_text_scores_what_the_definition_says(
 ) -> None:
     path = write(tmp_path_factory.mktemp("lm"), arpa(entries))
     expected = 0.3 * plain_score(entries, text) + 0.5 * len(text)
-    found = walk(scorer_of(path, weight=0.3, unit_bonus=0.5), text)
+    scorer = scorer_of(path, weight=0.3, unit_bonus=0.5)
+    found = walk(scorer, text)
     assert found == pytest.approx(expected)
+    ((whole,),) = scorer.ended([[Hypothesis(tuple(text), found)]])
+    assert whole.score == pytest.approx(
+        0.3 * plain_score(entries, text, is_whole=True) + 0.5 * len(text)
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -137,40 +115,18 @@ def test_the_fused_beam_equals_the_plain_search(
         assert [one.score for one in decoder.nbest(state, 4)] == pytest.approx(expected)
 
 
-UNIGRAMS: dict[tuple[str, ...], tuple[float, float]] = {
-    ("\u2581A",): (-0.5, 0.0),
-    ("B",): (-0.7, 0.0),
-}
-
-
-def test_a_packed_file_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "lm.arpa.gz"
-    path.write_bytes(gzip.compress(arpa(UNIGRAMS).encode()))
-    assert walk(scorer_of(path), [1, 2]) == pytest.approx(-1.2 * math.log(10))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mmap lm http://kheafield.com/code format version 5", ["no n-grams", "ARPA"]),
-        ("\\1-grams:\nx\tB\n", ["line 2", "no 1-gram"]),
-        ("\\1-grams:\n-1.0\n", ["line 2", "no 1-gram"]),
-        ("\\2-grams:\n-1.0\tB C B B\n", ["line 2", "no 2-gram"]),
-        ("\\1-grams:\n-1.0\tHELLO\n", ["line 2", "'HELLO'", "units.txt", "not on words"]),
-    ],
-)
-def test_a_file_that_does_not_fit_is_named_with_its_line(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_arpa(write(tmp_path, text), SYMBOLS)
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.arpa"):
-        load_arpa(tmp_path / "nowhere.arpa", SYMBOLS)
+def test_only_what_the_file_says_of_unknown_units_counts_for_them(tmp_path: Path) -> None:
+    symbols = ["<blank>", "<unk>", "\u2581A", "B"]
+    for name in ("<unk>", "<UNK>"):
+        entries = {(name,): (-1.0, -0.5), ("B",): (-0.7, 0.0), (name, "B"): (-0.2, 0.0)}
+        path = write(tmp_path, arpa(entries))
+        scorer = scorer_of(path, symbols=symbols)
+        assert walk(scorer, [2]) == pytest.approx(-1.0 * math.log(10)), "log10, not -10"
+        assert walk(scorer, [2, 3]) == pytest.approx(-1.2 * math.log(10))
+        assert walk(scorer, [1, 3]) == pytest.approx(-1.2 * math.log(10))
+    assert walk(scorer_of(write(tmp_path, arpa({("B",): (-0.7, 0.0)}))), [3]) == pytest.approx(
+        -10 * math.log(10)
+    )
 
 
 def bigrams(texts: Iterable[str]) -> dict[tuple[str, ...], tuple[float, float]]:
@@ -220,6 +176,87 @@ def test_a_model_of_what_is_said_lowers_the_error_rate(
     assert jiwer.wer(truth, hotwords) < jiwer.wer(truth, plain) - 0.02
     assert len(engine.caches.ctc.kinds) == 3
     assert_all_is_free(engine)
+
+
+@pytest.fixture(scope="module", name="lm_engine")
+def _lm_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """The golden model, whose texts may end behind some units more than behind others."""
+    tokenizer = load_wenet(GOLDEN_DIR / "wenet_small").tokenizer
+    symbols = tokenizer.pieces(range(2, tokenizer.vocab_size))
+    chance = np.random.default_rng(3)
+    entries = {(symbol,): (-1.0, -0.5) for symbol in ("<unk>", "</s>", "<s>", *symbols)}
+    for symbol in symbols:
+        entries[symbol, "</s>"] = (-float(chance.uniform(0, 9)), 0.0)
+    path = write(tmp_path_factory.mktemp("lm"), arpa(entries))
+    return golden_engine(lm_path=str(path), lm_weight=1.0, tail_padding=False)
+
+
+WITH_LM = {"decoder": "prefix_beam", "use_lm": True, "nbest": 10}
+
+
+def test_the_end_of_a_text_is_weighed_once_the_stream_ends(lm_engine: Engine) -> None:
+    scorer = lm_engine.caches.ctc._language_model
+    assert scorer is not None
+    changes = 0
+    for seed in range(4):
+        begun = chunk("a", noise(seed), flags="S", parameters=WITH_LM, wants_result=True)
+        (partial,) = ask(lm_engine, begun)
+        (stream,) = lm_engine.streams
+        beam = lm_engine.caches.ctc.nbest(stream.generation, 10)
+        assert check_document(partial.document)["nbest"][0]["tokens"] == list(beam[0].tokens)
+        final = check_document(ask_one(lm_engine, "a", flags="E", wants_result=True).document)
+        gains = [scorer.ended([[one._replace(score=0.0)]])[0][0].score for one in beam]
+        expected = sorted(
+            zip(beam, gains, strict=True), key=lambda pair: -(pair[0].score + pair[1])
+        )
+        assert [one["tokens"] for one in final["nbest"]] == [list(h.tokens) for h, _ in expected]
+        assert [one["score"] for one in final["nbest"]] == pytest.approx(
+            [hypothesis.score + gain for hypothesis, gain in expected]
+        )
+        assert final["text"] == final["nbest"][0]["text"]
+        assert "rescored" not in final
+        changes += expected[0][0] != beam[0]
+    assert changes, "no end changed an order: this test shows nothing"
+    assert_all_is_free(lm_engine)
+
+
+def test_where_the_audio_is_cut_changes_no_end(lm_engine: Engine) -> None:
+    samples_S, piece = noise(1, seconds=3), 7_001
+    for start in range(0, samples_S.size, piece):
+        last = start + piece >= samples_S.size
+        flags = ("S" if start == 0 else "") + ("E" if last else "")
+        parameters = WITH_LM if start == 0 else {}
+        cut = ask_one(
+            lm_engine, "a", samples_S[start : start + piece],
+            flags=flags, parameters=parameters, wants_result=True,
+        ).document  # fmt: skip
+    whole = ask_one(
+        lm_engine, "a", samples_S, flags="SE", parameters=WITH_LM, wants_result=True
+    ).document
+    assert cut is not None
+    assert whole is not None
+    assert cut["text"] == whole["text"]
+    for one, other in zip(cut["nbest"], whole["nbest"], strict=True):
+        assert (one["text"], one["tokens"]) == (other["text"], other["tokens"])
+        assert one["score"] == pytest.approx(other["score"], abs=1e-3)
+
+
+def test_a_stream_without_the_model_never_hears_of_it(lm_engine: Engine) -> None:
+    options = {**WITH_LM, "use_lm": False}
+    beside = ask(
+        lm_engine,
+        chunk(0, noise(0), flags="SE", parameters=options, wants_result=True),
+        chunk(1, noise(1), flags="SE", parameters=WITH_LM, wants_result=True),
+    )[0]
+    plain = ask_one(
+        golden_engine(tail_padding=False), 0, noise(0), flags="SE",
+        parameters=options, wants_result=True,
+    )  # fmt: skip
+    assert beside.document is not None
+    assert plain.document is not None
+    assert [one["tokens"] for one in beside.document["nbest"]] == [
+        one["tokens"] for one in plain.document["nbest"]
+    ]
 
 
 def test_a_server_without_a_model_refuses_its_use() -> None:
