@@ -27,6 +27,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("alignment", "cache", "spelling"),
     ("encoders",),
     ("rescoring",),
+    ("final_order",),
     ("decoding",),
     ("acoustic_model",),
     ("checkpoints",),
