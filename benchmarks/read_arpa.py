@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -65,17 +63,18 @@ def _section(
 
 def _read(path: Path, symbols: Sequence[str]) -> tuple[float, float, float]:
     """(seconds, MiB at the peak, MiB for good) of reading the file."""
-    before_mib, begin_s = _resident_mib(), time.process_time()
+    before_mib, begin_s = _memory_mib("VmRSS"), time.process_time()
     model = load_arpa(path, symbols)
     seconds = time.process_time() - begin_s
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     kept = [values for values in vars(model).values() if isinstance(values, np.ndarray)]
-    return seconds, peak_mib - before_mib, sum(values.nbytes for values in kept) / 2**20
+    kept_mib = sum(values.nbytes for values in kept) / 2**20
+    return seconds, _memory_mib("VmHWM") - before_mib, kept_mib
 
 
-def _resident_mib() -> float:
-    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+def _memory_mib(name: str) -> float:
+    """Of this process. `getrusage` would tell the peak of the process that started it."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.partition(f"{name}:")[2].split()[0]) / 2**10
 
 
 def measure(path: Path, symbols: Sequence[str], *, repeats: int) -> Report:
