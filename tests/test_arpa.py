@@ -79,6 +79,7 @@ def changed(old: str, new: str) -> str:
         (changed("-1\tB C", "-1\t\u2581A B"), ["line 12", "'\u2581A B'", "there twice"]),
         (changed("-2\tC", "-2\tB"), ["line 8", "the 1-gram 'B'", "there twice"]),
     ],
+    ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
 )  # fmt: skip
 def test_a_file_that_is_not_whole_or_does_not_fit_is_refused_with_its_line(
     tmp_path: Path, text: str, words: list[str]
