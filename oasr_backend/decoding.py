@@ -240,13 +240,16 @@ class StreamDecoders:
             found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
         return found
 
-    def nbest(self, stream_id: StreamId, count: int) -> list[Hypothesis]:
-        """The `count` best hypotheses of one stream, or as many as there are; best first."""
+    def nbest(self, stream_id: StreamId, count: int, *, skip: int = 0) -> list[Hypothesis]:
+        """The `count` best hypotheses of one stream, or as many as there are; best first.
+
+        Without their first `skip` tokens, which no later chunk may change.
+        """
         final = self._final_order.get(stream_id)
         if final is not None:
-            return final[:count]
+            return [hypothesis.without_first(skip) for hypothesis in final[:count]]
         handle = self.get_decoder(stream_id)
-        return handle.decoder.nbest(handle.state, count)
+        return handle.decoder.nbest(handle.state, count, skip=skip)
 
     def num_stable(self, stream_id: StreamId) -> int:
         """How many first tokens of every hypothesis can no longer change."""

@@ -16,6 +16,7 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.stream_options import StreamOptions
+from oasr_backend.told import Told
 from oasr_backend.types import Pcm16, Samples, StreamId
 
 
@@ -59,7 +60,9 @@ class Stream:
     # Length of the last step that it took part in.
     step_ms: float = 0.0
     settled: SettledText = field(default_factory=SettledText)
-    # Made when a document first asks for segments; the closed ones stay as they were told.
+    told: Told = field(default_factory=Told)
+    # Made when a document first asks for segments; the closed ones stay as they were told, until
+    # `told` counts them.
     segments: Segmenter | None = None
     closed_segments: list[dict[str, Any]] = field(default_factory=list)
 

@@ -17,7 +17,13 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "step_ms": float,
 }
 LISTS = {"tokens", "words", "nbest", "segments"}
-OPTIONAL = LISTS | {"rescored"}
+#: How many entries were told before and are left out, and the list that they are missing from.
+COUNTS = {
+    "num_tokens_before": "tokens",
+    "num_words_before": "words",
+    "num_segments_before": "segments",
+}
+OPTIONAL = LISTS | COUNTS.keys() | {"rescored"}
 ENTRIES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "tokens": {"id": int, "token": str, "start_s": float, "end_s": float, "confidence": float},
     "words": {"word": str, "start_s": float, "end_s": float, "confidence": float},
@@ -39,7 +45,7 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
     assert set(FIELDS) <= set(parsed) <= set(FIELDS) | OPTIONAL
     _check_types(parsed, FIELDS)
-    assert parsed["version"] == 1
+    assert parsed["version"] == 2
     assert parsed["is_final"] == (parsed["finish_reason"] is not None)
     assert parsed["finish_reason"] in (None, "end", "length")
     assert isinstance(parsed.get("rescored", False), bool)
@@ -52,6 +58,7 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
             _check_types(entry, ENTRIES[name])
     for name in {"tokens", "words", "segments"} & set(parsed):
         _check_spans(parsed[name], parsed["audio_s"])
+    _check_counts(parsed)
     _check_agreement(parsed)
     return parsed
 
@@ -59,6 +66,16 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def _check_types(entry: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
     for name, kind in kinds.items():
         assert isinstance(entry[name], kind), f"{name}={entry[name]!r}"
+
+
+def _check_counts(document: Mapping[str, Any]) -> None:
+    """Where a list may be short there is a count, and in the last document nothing is missing."""
+    for count, name in COUNTS.items():
+        needs_it = name in document or (name == "tokens" and "nbest" in document)
+        assert (count in document) == needs_it
+        number = document.get(count, 0)
+        assert isinstance(number, int)
+        assert number == 0 if document["is_final"] else number >= 0
 
 
 def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
@@ -73,7 +90,14 @@ def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
 
 def _check_agreement(document: Mapping[str, Any]) -> None:
     if "words" in document:
-        assert [word["word"] for word in document["words"]] == document["text"].split()
+        spoken = document["text"].split()
+        assert [word["word"] for word in document["words"]] == spoken[
+            document["num_words_before"] :
+        ]
+    if "nbest" in document:
+        best = document["nbest"][0]["text"]
+        assert document["text"].endswith(best)
+        assert document["num_tokens_before"] or document["text"] == best
     if document["is_final"] and "segments" in document:
         parts = [
             ("" if segment.get("joins_previous") else " ") + segment["text"]

@@ -24,7 +24,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("stream_options", "metrics", "refusal_log", "piece_model", "decoders", "features", "serve"),
     ("tokenizer", "endpointing"),
-    ("alignment", "cache", "spelling"),
+    ("alignment", "cache", "spelling", "told"),
     ("encoders",),
     ("rescoring",),
     ("final_order",),
