@@ -23,6 +23,7 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
+from oasr_client.whole import whole
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, Samples, SequenceId, to_wire
 
 SAMPLE_RATE_HZ = 16000
@@ -35,7 +36,8 @@ class StreamUpdate:
     """What the server has heard so far.
 
     `text` is the whole stream's text, earlier segments included; `result` (the RESULT document,
-    when asked for) is about the current `segment`, which counts the restarts whose text was kept.
+    when asked for, with all entries) is about the current `segment`, which counts the restarts
+    whose text was kept.
     `latency_s` is the time from sending the chunk to its answer.
     """
 
@@ -128,6 +130,7 @@ class Session:
         self._kept = self._new_kept()
         self._earlier_text = ""
         self._text = ""
+        self._result: dict[str, Any] = {}
         self._segment = 0
         self._num_starts_failed = 0
         self._num_restarts = 0
@@ -199,7 +202,11 @@ class Session:
             self._closed_because = "finished"
             self._may_be_held = False
         text = join_texts(self._earlier_text, reply.text)
-        return StreamUpdate(text, request.is_end, reply.result, latency_s, self._segment)
+        result = reply.result
+        if result is not None:
+            result = whole(result, {} if request.is_start else self._result)
+            self._result = result
+        return StreamUpdate(text, request.is_end, result, latency_s, self._segment)
 
     def _recover(
         self, error: ClientError, request: ChunkRequest, unsent: list[Samples]

@@ -11,6 +11,7 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
+from oasr_client.whole import whole
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
@@ -132,6 +133,16 @@ def test_what_was_told_and_left_out_adds_up_to_the_last_document(
         left_out = live[-1][count]
         assert put_together(live, count)[:left_out] == final[name][:left_out], "settled for good"
     assert all(tells_what_is_recent(document, final) for document in live)
+    for document, entire in zip(found, entire_documents(found), strict=True):
+        assert [word["word"] for word in entire["words"]] == document["text"].split()
+
+
+def entire_documents(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the client makes of them."""
+    entire: list[dict[str, Any]] = []
+    for document in found:
+        entire.append(whole(document, entire[-1] if entire else {}))
+    return entire
 
 
 def tells_what_is_recent(document: dict[str, Any], final: dict[str, Any]) -> bool:
