@@ -146,11 +146,13 @@ class _Reader:
                     return fields[0]
                 section.add(fields, self._words, self.number)
         except _BadNumberError as error:
-            self._refuse(f"{error} in {_shown(fields)}; an ARPA file writes {error.remedy}")
+            place = f"in the {section.order}-gram {_shown(fields)}"
+            self._refuse(f"{error} {place}; an ARPA file writes {error.remedy}")
         except KeyError as error:
+            symbol = error.args[0].decode(errors="replace")
             self._refuse(
-                f"{error.args[0].decode(errors='replace')!r} is no unit of this model; train the "
-                "n-gram model on text that is split into the units of units.txt, not on words"
+                f"{symbol!r} of a {section.order}-gram is no unit of this model; train the n-gram "
+                "model on text that is split into the units of units.txt, not on words"
             )
         except ValueError:
             self._refuse(f"{_shown(fields)} is no {section.order}-gram of an ARPA file")

@@ -28,13 +28,14 @@ class NgramScorer:
         self._weight, self._unit_bonus = weight, unit_bonus
         self._end_word = model.end_word
         self._device = device
-        self._word_U = torch.from_numpy(model.word_U).to(device)
+        # States are multiplied, so they are wide; what `where` takes from widens by itself.
+        self._word_U = torch.from_numpy(model.word_U).to(device, torch.int64)
         self._key_A = torch.from_numpy(model.key_A).to(device)
         self._next_A = torch.from_numpy(model.next_A).to(device)
         self._log_prob_A = torch.from_numpy(model.log_prob_A).to(device)
         self._log_prob_W = torch.from_numpy(model.log_prob_W).to(device)
         self._backoff_S = torch.from_numpy(model.backoff_S).to(device)
-        self._shorter_S = torch.from_numpy(model.shorter_S).to(device)
+        self._shorter_S = torch.from_numpy(model.shorter_S).to(device, torch.int64)
 
     def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> _ChunkNgrams:  # noqa: ARG002
         # Column 0 has no token; any valid one will do.
@@ -44,7 +45,7 @@ class NgramScorer:
         self, state_NBC: torch.Tensor, id_NBC: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(gain, next state) of every unit behind every history."""
-        log_prob_NBC, next_NBC = self._find(state_NBC, self._word_U[id_NBC].long())
+        log_prob_NBC, next_NBC = self._find(state_NBC, self._word_U[id_NBC])
         return log_prob_NBC * self._weight + self._unit_bonus, next_NBC
 
     def ended(self, nbests: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
@@ -92,13 +93,11 @@ class NgramScorer:
             key_NBC = state_NBC * self._num_words + word_NBC
             place_NBC = torch.searchsorted(self._key_A, key_NBC).clamp(max=len(self._key_A) - 1)
             is_here_NBC = is_open_NBC & (state_NBC > 0) & (self._key_A[place_NBC] == key_NBC)
-            log_prob_NBC = torch.where(
-                is_here_NBC, self._log_prob_A[place_NBC].double(), log_prob_NBC
-            )
-            next_NBC = torch.where(is_here_NBC, self._next_A[place_NBC].long(), next_NBC)
+            log_prob_NBC = torch.where(is_here_NBC, self._log_prob_A[place_NBC], log_prob_NBC)
+            next_NBC = torch.where(is_here_NBC, self._next_A[place_NBC], next_NBC)
             is_open_NBC = is_open_NBC & ~is_here_NBC
             cost_NBC = cost_NBC + self._backoff_S[state_NBC] * is_open_NBC
-            state_NBC = self._shorter_S[state_NBC].long()
+            state_NBC = self._shorter_S[state_NBC]
         return log_prob_NBC + cost_NBC, next_NBC
 
 
