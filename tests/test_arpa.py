@@ -54,6 +54,7 @@ def changed(old: str, new: str) -> str:
     [
         ("mmap lm http://kheafield.com/code format version 5", ["no n-grams", "\\data\\", "ARPA"]),
         (ONES, ["no n-grams", "no \\data\\ line"]),
+        ("iARPA\n\n" + GOOD, ["line 1", "iARPA", "compile-lm --text=yes"]),
         (changed("-2\tB", "x\tB"), ["line 7", "no 1-gram"]),
         (changed("-2\tB", "-2"), ["line 7", "no 1-gram"]),
         (changed("-1\tB C", "-1\tB C B B"), ["line 12", "no 2-gram"]),

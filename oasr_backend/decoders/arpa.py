@@ -90,7 +90,8 @@ class _Reader:
 
     def sections(self) -> list[Section]:
         """One for each order that `\\data\\` counts, checked against the counts."""
-        counts, marker = self._header()
+        self._seek_counts()
+        counts, marker = self._counts()
         found = []
         for order, count in enumerate(counts, start=1):
             section = _Lines(order)
@@ -114,13 +115,23 @@ class _Reader:
         except (EOFError, zlib.error) as error:
             self._damage = error
 
-    def _header(self) -> tuple[list[int], bytes | None]:
+    def _seek_counts(self) -> None:
+        """Reads to behind `\\data\\`; toolkits write what they like before it."""
+        for fields in self._lines:
+            if fields == [b"iARPA"]:
+                self._refuse(
+                    "iARPA holds no log-probs but what IRSTLM makes them from; convert the file by "
+                    "its compile-lm --text=yes"
+                )
+            if fields[0].removeprefix(_BYTE_ORDER_MARK) == b"\\data\\":
+                return
+        raise ConfigError(
+            f"lm_path {self._path} holds no n-grams: it has no \\data\\ line; give an ARPA text "
+            "file (or .gz of it)"
+        )
+
+    def _counts(self) -> tuple[list[int], bytes | None]:
         """The counts of `\\data\\` by order, and the marker behind them."""
-        if not any(one[0].removeprefix(_BYTE_ORDER_MARK) == b"\\data\\" for one in self._lines):
-            raise ConfigError(
-                f"lm_path {self._path} holds no n-grams: it has no \\data\\ line; give an ARPA "
-                "text file (or .gz of it)"
-            )
         counts: list[int] = []
         for fields in self._lines:
             if fields[0][0] == _BACKSLASH:
