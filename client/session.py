@@ -23,6 +23,7 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
+from oasr_client.scripts import join_texts
 from oasr_client.whole import whole
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, Samples, SequenceId, to_wire
 
@@ -281,7 +282,3 @@ def in_pieces(chunks: list[Samples]) -> list[Samples]:
 def random_id() -> int:
     """A positive 63-bit id: gRPC carries Triton's ids as signed 64-bit integers."""
     return secrets.randbelow(MAX_SEQUENCE_ID) + 1
-
-
-def join_texts(earlier: str, later: str) -> str:
-    return " ".join(part for part in (earlier, later) if part)

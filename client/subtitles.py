@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from oasr_client.scripts import is_inside_word, separators
 
 MAX_CUE_S = 6.0
 MAX_CUE_CHARACTERS = 80
 MAX_PAUSE_S = 0.8
+#: Players drop a cue without length.
+MIN_CUE_S = 0.001
 
 
 @dataclass(frozen=True)
 class Cue:
+    """A caption, or a part of one, whose `text` then begins with the space before it, if any."""
+
     start_s: float
     end_s: float
     text: str
@@ -29,15 +35,35 @@ def vtt(result: Mapping[str, Any]) -> str:
 
 
 def make_cues(result: Mapping[str, Any]) -> list[Cue]:
-    """Words with times, grouped; else one cue per segment; else one for the whole recording."""
-    words = [_cue(word, "word") for word in result.get("words") or () if _has_times(word)]
+    """Words with times, grouped; else one cue per segment; else one for the whole recording.
+
+    What is blank has no cue, and a segment that goes on with a word shares that word's cue.
+    """
+    words = _parts(result, "words", "word")
     if words:
-        return [_merge(group) for group in _groups(words)]
-    segments = [_cue(part, "text") for part in result.get("segments") or () if _has_times(part)]
+        texts = [str(word["word"]) for word in words]
+        spaces = separators(texts, str(result.get("text", "")))
+        return [_merge(group) for group in _groups(map(_cue, words, spaces, texts))]
+    segments = _parts(result, "segments", "text")
     if segments:
-        return segments
+        return [_merge(group) for group in _by_word(segments)]
     text = str(result.get("text", ""))
-    return [Cue(0.0, float(result.get("audio_s", 0.0)), text)] if text else []
+    return [_merge([Cue(0.0, float(result.get("audio_s", 0.0)), text)])] if text.strip() else []
+
+
+def _by_word(segments: Sequence[Mapping[str, Any]]) -> list[list[Cue]]:
+    groups: list[list[Cue]] = []
+    for segment in segments:
+        cue = _cue(segment, "", str(segment["text"]))
+        if (
+            groups
+            and segment.get("joins_previous")
+            and is_inside_word(groups[-1][-1].text, cue.text)
+        ):
+            groups[-1].append(cue)
+        else:
+            groups.append([cue])
+    return groups
 
 
 def _groups(words: Iterable[Cue]) -> list[list[Cue]]:
@@ -51,7 +77,7 @@ def _groups(words: Iterable[Cue]) -> list[list[Cue]]:
 
 
 def _fits(group: list[Cue], word: Cue) -> bool:
-    num_characters = sum(len(other.text) + 1 for other in group) + len(word.text)
+    num_characters = sum(len(part.text) for part in [*group, word])
     return (
         word.start_s - group[-1].end_s <= MAX_PAUSE_S
         and word.end_s - group[0].start_s <= MAX_CUE_S
@@ -59,16 +85,24 @@ def _fits(group: list[Cue], word: Cue) -> bool:
     )
 
 
-def _merge(group: list[Cue]) -> Cue:
-    return Cue(group[0].start_s, group[-1].end_s, " ".join(word.text for word in group))
+def _merge(parts: Sequence[Cue]) -> Cue:
+    start_s, end_s = parts[0].start_s, parts[-1].end_s
+    text = "".join(part.text for part in parts)
+    return Cue(start_s, max(end_s, start_s + MIN_CUE_S), text.strip())
+
+
+def _parts(result: Mapping[str, Any], name: str, text_key: str) -> list[Mapping[str, Any]]:
+    """The entries of a list that have times and are not blank."""
+    entries = result.get(name) or ()
+    return [entry for entry in entries if _has_times(entry) and str(entry[text_key]).strip()]
 
 
 def _has_times(part: Mapping[str, Any]) -> bool:
     return part.get("start_s") is not None and part.get("end_s") is not None
 
 
-def _cue(part: Mapping[str, Any], text_key: str) -> Cue:
-    return Cue(float(part["start_s"]), float(part["end_s"]), str(part[text_key]))
+def _cue(part: Mapping[str, Any], space: str, text: str) -> Cue:
+    return Cue(float(part["start_s"]), float(part["end_s"]), space + text)
 
 
 def _times(cue: Cue, decimal_mark: str) -> str:

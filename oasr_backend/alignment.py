@@ -9,12 +9,14 @@ exp(mean(log-prob)) over the tokens concerned, each taken at its best frame.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis
+from oasr_backend.unit_text import Word
 
 #: A token is taken to last no longer; with 40 ms frames 0.2 s.
 MOST_TOKEN_FRAMES = 5
@@ -22,25 +24,51 @@ MOST_TOKEN_FRAMES = 5
 
 @dataclass(frozen=True)
 class Timing:
-    """How frames become seconds: those past `audio_s` are silence that pads the end."""
+    """How frames become seconds, in whole milliseconds.
+
+    Frames past `audio_s` are silence that pads the end. A token that appears there is moved into
+    the audio: the last tokens have at least a frame each, or equal shares of audio that is too
+    short for that, or a millisecond.
+    """
 
     frame_s: float
     audio_s: float
 
     def start_s(self, frame: int) -> float:
-        return min(frame * self.frame_s, self.audio_s)
-
-    def end_s(self, frame: int, next_frame: int | None) -> float:
-        last = frame + MOST_TOKEN_FRAMES
-        return self.start_s(last if next_frame is None else min(last, next_frame))
+        return min(self._frame_ms(frame), self._audio_ms) / 1000
 
     def spans(self, frames: Sequence[int]) -> list[tuple[float, float]]:
-        """(start, end) seconds of tokens that appear in these frames."""
-        following = [*frames[1:], None]
+        """(start, end) seconds of all tokens of a hypothesis, which appear in these frames.
+
+        Each ends after its start and no later than the next one starts.
+        """
+        starts_ms = self._starts_ms(frames)
+        most_ms = self._frame_ms(MOST_TOKEN_FRAMES)
+        last_ms = max(self._audio_ms, len(frames))
+        ends_ms = (
+            [
+                min(start_ms + most_ms, later_ms)
+                for start_ms, later_ms in zip(starts_ms, [*starts_ms[1:], last_ms], strict=True)
+            ]
+            if frames
+            else []
+        )
+        return [(start / 1000, end / 1000) for start, end in zip(starts_ms, ends_ms, strict=True)]
+
+    def _starts_ms(self, frames: Sequence[int]) -> list[int]:
+        num_tokens, audio_ms = len(frames), self._audio_ms
+        share_ms = max(1, min(self._frame_ms(1), audio_ms // max(1, num_tokens)))
         return [
-            (self.start_s(frame), self.end_s(frame, later))
-            for frame, later in zip(frames, following, strict=False)
+            max(index, min(self._frame_ms(frame), audio_ms - (num_tokens - index) * share_ms))
+            for index, frame in enumerate(frames)
         ]
+
+    @property
+    def _audio_ms(self) -> int:
+        return round(self.audio_s * 1000)
+
+    def _frame_ms(self, frame: int) -> int:
+        return round(frame * self.frame_s * 1000)
 
 
 def confidence(log_probs: Sequence[float]) -> float:
@@ -64,8 +92,8 @@ def token_entries(
         {
             "id": token_id,
             "token": symbol,
-            "start_s": round(start_s, 3),
-            "end_s": round(end_s, 3),
+            "start_s": start_s,
+            "end_s": end_s,
             "confidence": round(confidence((log_prob,)), 4),
         }
         for token_id, symbol, (start_s, end_s), log_prob in columns
@@ -75,13 +103,34 @@ def token_entries(
 def word_entries(
     hypothesis: Hypothesis, tokenizer: Tokenizer, timing: Timing
 ) -> list[dict[str, Any]]:
-    spans, log_probs = timing.spans(hypothesis.times), hypothesis.token_log_probs
+    log_probs = hypothesis.token_log_probs
+    words = tokenizer.words(hypothesis.tokens)
     return [
         {
             "word": word.text,
-            "start_s": round(spans[word.first_token][0], 3),
-            "end_s": round(spans[word.last_token][1], 3),
+            "start_s": start_s,
+            "end_s": end_s,
             "confidence": round(confidence(log_probs[word.first_token : word.last_token + 1]), 4),
         }
-        for word in tokenizer.words(hypothesis.tokens)
+        for word, (start_s, end_s) in zip(
+            words, _word_spans(words, timing.spans(hypothesis.times)), strict=True
+        )
     ]
+
+
+def _word_spans(
+    words: Sequence[Word], spans: Sequence[tuple[float, float]]
+) -> Iterator[tuple[float, float]]:
+    """(start, end) of each word; words of one token have equal shares of it."""
+    num_words = Counter(token for word in words for token in {word.first_token, word.last_token})
+    num_before: Counter[int] = Counter()
+    for word in words:
+        first, last = word.first_token, word.last_token
+        start_s = _inside(spans[first], num_before[first] / num_words[first])
+        num_before.update({first, last})
+        yield start_s, _inside(spans[last], num_before[last] / num_words[last])
+
+
+def _inside(span: tuple[float, float], part: float) -> float:
+    start_s, end_s = span
+    return round(start_s + part * (end_s - start_s), 3)

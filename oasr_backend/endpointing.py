@@ -7,7 +7,7 @@ across a border stays two tokens, because blanks lie between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from oasr_backend.stream_options import StreamOptions
@@ -44,12 +44,21 @@ class Segment:
     silent_frames: tuple[int, int] = (0, 0)
 
 
+def _holds_nothing(_token: int) -> bool:
+    return False
+
+
 @dataclass
 class Segmenter:
-    """Finds the segments of one stream. Closed ones never change; `update` looks at the rest."""
+    """Finds the segments of one stream. Closed ones never change; `update` looks at the rest.
+
+    A segment that is too long ends before a token that `starts_word`, unless the token before it
+    `holds_next`.
+    """
 
     rules: EndpointRules
     starts_word: Callable[[int], bool]
+    holds_next: Callable[[int], bool] = _holds_nothing
     closed: list[Segment] = field(default_factory=list)
     # Where the open segment begins: a token, and the frame from which silence counts.
     num_closed_tokens: int = 0
@@ -66,7 +75,7 @@ class Segmenter:
             if index == begin:
                 self._close_silence(until_frame=frame)
             is_long = frame - rest.times[begin] >= self.rules.most_frames > 0
-            if index > begin and is_long and self.starts_word(rest.tokens[index]):
+            if index > begin and is_long and self._may_end_before(rest.tokens, index):
                 self._close(offset + index, "length", frame)
                 begin = index
             later = rest.times[index + 1] if index + 1 < len(rest.times) else num_frames
@@ -76,6 +85,9 @@ class Segmenter:
         if begin == len(rest.times):
             self._close_silence(until_frame=num_frames)
         return self.closed[num_before:]
+
+    def _may_end_before(self, tokens: Sequence[int], index: int) -> bool:
+        return self.starts_word(tokens[index]) and not self.holds_next(tokens[index - 1])
 
     def _close(self, stop: int, reason: str, begin_frame: int) -> None:
         self.closed.append(Segment(self.num_closed_tokens, stop, reason))

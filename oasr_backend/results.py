@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oasr_backend.alignment import Timing, confidence, token_entries, word_entries
+from oasr_backend.alignment import Timing, token_entries, word_entries
 from oasr_backend.decoders.base import Tail
 from oasr_backend.decoding import StreamDecoders
-from oasr_backend.endpointing import EndpointRules, Segment, Segmenter
+from oasr_backend.endpointing import EndpointRules
+from oasr_backend.segments import Heard, Segments
 from oasr_backend.streams import Stream
 from oasr_backend.tokenizer import Tokenizer
 from oasr_backend.told import RECENT_S, Told
@@ -64,16 +65,14 @@ class ResultBuilder:
     def _text(self, stream: Stream, tail: Tail) -> str:
         """`tail` follows the stream's settled tokens; what is stable now moves over to them."""
         settled, tokens = stream.settled, tail.tokens
-        if not tokens:
-            return settled.text.strip()
         num_stable = tail.num_stable - settled.num_tokens
-        count = self._tokenizer.num_settled(tokens[:num_stable])
-        if count:
-            settled.add(self._tokenizer.joined(tokens[:count]), num_tokens=count)
-        open_tokens = tokens[count : num_stable if _is_cut(stream) else None]
-        if not open_tokens:
-            return settled.text.strip()
-        return (settled.text + self._tokenizer.joined(open_tokens)).strip()
+        if num_stable and tokens:
+            text, joint = self._tokenizer.joined(tokens[:num_stable], settled.joint)
+            settled.add(text, joint, num_tokens=len(tokens[:num_stable]))
+            tokens = tokens[num_stable:]
+        if not tokens or _is_cut(stream):
+            return settled.text
+        return settled.text + self._tokenizer.joined(tokens, settled.joint)[0]
 
     def _hypotheses(self, stream: Stream, *, with_nbest: bool) -> dict[str, Any]:
         """What follows the words that are left out; at the end that is all."""
@@ -124,14 +123,12 @@ class ResultBuilder:
 
     def _recent_segments(self, stream: Stream) -> dict[str, Any]:
         """What follows the segments that are left out; at the end that is all."""
+        segments, told = self._segments(stream), stream.told
         if stream.finish_reason is not None:
-            return {"num_segments_before": 0, "segments": self._segments(stream)}
-        found = {
-            "num_segments_before": stream.told.num_segments,
-            "segments": self._segments(stream),
-        }
-        before_s = stream.audio_s - RECENT_S
-        stream.told.leave_out_segments(stream.closed_segments, before_s=before_s)
+            return {"num_segments_before": 0, "segments": segments}
+        found = {"num_segments_before": told.num_segments, "segments": segments}
+        if stream.segments is not None:
+            told.num_segments += stream.segments.leave_out(before_s=stream.audio_s - RECENT_S)
         return found
 
     def _segments(self, stream: Stream) -> list[dict[str, Any]]:
@@ -139,63 +136,15 @@ class ResultBuilder:
 
         So the last document's segments spell its text, whatever a beam changed meanwhile.
         """
-        is_final = stream.finish_reason is not None
-        if stream.segments is None or is_final:
+        if stream.segments is None or stream.finish_reason is not None:
             rules = EndpointRules.from_options(stream.options, frame_s=self._frame_s)
-            stream.segments = Segmenter(rules, self._tokenizer.starts_word)
-            stream.closed_segments = []
-        segmenter, num_closed = stream.segments, stream.segments.num_closed_tokens
-        # One token more, to see whether the first new one goes on with its word.
-        skip = max(0, num_closed - 1)
-        (rest,) = self._decoders.best([stream.generation], skips=[skip])
-        new = rest.without_first(num_closed - skip)
-        for segment in segmenter.update(new, self._heard_frames(stream)):
-            stream.closed_segments.append(self._segment(stream, rest, segment, skip=skip))
-        still_open = self._open_segment(stream, rest, skip=skip)
-        return [*stream.closed_segments, *still_open]
-
-    def _open_segment(self, stream: Stream, rest: Hypothesis, *, skip: int) -> list[dict[str, Any]]:
-        assert stream.segments is not None
-        first, stop = stream.segments.num_closed_tokens, skip + len(rest.tokens)
-        if first == stop or _is_hidden(stream) or _is_cut(stream):
-            return []
-        return [self._segment(stream, rest, Segment(first, stop, ""), skip=skip)]
-
-    def _segment(
-        self, stream: Stream, rest: Hypothesis, segment: Segment, *, skip: int
-    ) -> dict[str, Any]:
-        own = slice(segment.first - skip, segment.stop - skip)
-        frames, timing = rest.times[own], self._timing(stream)
-        if frames:
-            start_s = timing.start_s(frames[0])
-            end_s = timing.end_s(frames[-1], self._next_frame(stream, rest, segment, skip=skip))
-        else:
-            start_s, end_s = map(timing.start_s, segment.silent_frames)
-        entry = {
-            "text": self._tokenizer.decode(rest.tokens[own]),
-            "start_s": round(start_s, 3),
-            "end_s": round(end_s, 3),
-            "confidence": round(confidence(rest.token_log_probs[own]), 4),
-            "is_final": bool(segment.reason) or stream.finish_reason is not None,
-            "reason": segment.reason or stream.finish_reason,
-        }
-        if frames and segment.first and self._goes_on(*rest.tokens[own.start - 1 : own.start + 1]):
-            entry["joins_previous"] = True
-        return entry
-
-    def _goes_on(self, before: int, token: int) -> bool:
-        """Whether `token` belongs to the word of the token before it, which may be a bare mark."""
-        tokenizer = self._tokenizer
-        return not (tokenizer.starts_word(token) or tokenizer.joined([before]).endswith(" "))
-
-    def _next_frame(
-        self, stream: Stream, rest: Hypothesis, segment: Segment, *, skip: int
-    ) -> int | None:
-        """The first frame that is not the segment's any more; None while nothing follows it."""
-        following = rest.times[segment.stop - skip :]
-        if following:
-            return following[0]
-        return self._heard_frames(stream) if segment.reason else None
+            stream.segments = Segments(rules, self._tokenizer)
+        (rest,) = self._decoders.best(
+            [stream.generation], skips=[stream.segments.num_closed_tokens]
+        )
+        heard = Heard(self._timing(stream), self._heard_frames(stream), stream.finish_reason)
+        tells_open = not (_is_hidden(stream) or _is_cut(stream))
+        return stream.segments.told(rest, heard, tells_open=tells_open)
 
     def _heard_frames(self, stream: Stream) -> int:
         """Without the silence that pads the end: it is nobody's pause."""

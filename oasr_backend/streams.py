@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from oasr_backend.cache import StreamContext, StreamHandle
-from oasr_backend.endpointing import Segmenter
 from oasr_backend.errors import (
     InvalidRequestError,
     OasrError,
@@ -15,9 +13,11 @@ from oasr_backend.errors import (
     UnknownStreamError,
 )
 from oasr_backend.features import AudioBuffer, StreamingResampler
+from oasr_backend.segments import Segments
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.told import Told
 from oasr_backend.types import Pcm16, Samples, StreamId
+from oasr_backend.unit_text import START, Joint
 
 
 @dataclass(slots=True)
@@ -26,9 +26,12 @@ class SettledText:
 
     text: str = ""
     num_tokens: int = 0
+    # Where the text of the next tokens goes on.
+    joint: Joint = START
 
-    def add(self, text: str, *, num_tokens: int) -> None:
+    def add(self, text: str, joint: Joint, *, num_tokens: int) -> None:
         self.text += text
+        self.joint = joint
         self.num_tokens += num_tokens
 
 
@@ -61,10 +64,8 @@ class Stream:
     step_ms: float = 0.0
     settled: SettledText = field(default_factory=SettledText)
     told: Told = field(default_factory=Told)
-    # Made when a document first asks for segments; the closed ones stay as they were told, until
-    # `told` counts them.
-    segments: Segmenter | None = None
-    closed_segments: list[dict[str, Any]] = field(default_factory=list)
+    # Made when a document first asks for segments.
+    segments: Segments | None = None
 
     @property
     def audio_s(self) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from oasr_backend.tokenizer import Word
 from oasr_backend.types import Hypothesis
+from oasr_backend.unit_text import Word
 
 #: What ended longer ago than this is left out, once a document has told it for good.
 RECENT_S = 10.0
@@ -39,9 +38,3 @@ class Told:
                 self.num_tokens += first
                 self.num_words += number
                 return
-
-    def leave_out_segments(self, closed: list[dict[str, Any]], *, before_s: float) -> None:
-        """Takes those off `closed`, all of them just told, that ended before."""
-        num_recent = sum(segment["end_s"] >= before_s for segment in closed)
-        self.num_segments += len(closed) - num_recent
-        del closed[: len(closed) - num_recent]

@@ -81,7 +81,7 @@ def _check_counts(document: Mapping[str, Any]) -> None:
 def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
     """In order, inside the audio, with a confidence."""
     for entry in entries:
-        assert 0.0 <= entry["start_s"] <= entry["end_s"] <= audio_s + 1e-3
+        assert 0.0 <= entry["start_s"] < entry["end_s"] <= audio_s + 1e-3
         assert 0.0 <= entry["confidence"] <= 1.0
     for entry, later in itertools.pairwise(entries):
         assert entry["start_s"] <= later["start_s"]
@@ -90,21 +90,36 @@ def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
 
 def _check_agreement(document: Mapping[str, Any]) -> None:
     if "words" in document:
-        spoken = document["text"].split()
-        assert [word["word"] for word in document["words"]] == spoken[
-            document["num_words_before"] :
-        ]
+        words = [word["word"] for word in document["words"]]
+        _check_words(words, document["text"], are_all=document["num_words_before"] == 0)
     if "nbest" in document:
         best = document["nbest"][0]["text"]
         assert document["text"].endswith(best)
         assert document["num_tokens_before"] or document["text"] == best
     if document["is_final"] and "segments" in document:
-        parts = [
-            ("" if segment.get("joins_previous") else " ") + segment["text"]
-            for segment in document["segments"]
-            if segment["text"]
-        ]
-        assert "".join(parts).strip() == document["text"]
+        assert joined_segments(document["segments"]) == document["text"]
         assert all(segment["is_final"] for segment in document["segments"])
     scores = [entry["score"] for entry in document.get("nbest", [])]
     assert scores == sorted(scores, reverse=True)
+
+
+def joined_segments(segments: list[dict[str, Any]]) -> str:
+    """The text that the segments spell by the rule of docs/result.md."""
+    text = ""
+    for segment in segments:
+        if segment["text"]:
+            is_parted = bool(text) and not segment.get("joins_previous")
+            text += " " * is_parted + segment["text"]
+    return text
+
+
+def _check_words(words: list[str], text: str, *, are_all: bool) -> None:
+    """Nothing but single spaces stands between the last words, which have none inside."""
+    end = len(text)
+    for word in reversed(words):
+        assert word
+        assert " " not in word
+        assert text.endswith(word, 0, end), f"{word!r} does not end {text[:end]!r}"
+        end -= len(word)
+        end -= text.endswith(" ", 0, end)
+    assert end == 0 or not are_all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import median
 from typing import Any
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from oasr_backend.alignment import MOST_TOKEN_FRAMES, Timing, confidence
+from oasr_backend.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.engine import Engine
-from oasr_backend.types import AudioChunk
+from oasr_backend.tokenizer import UnitTokenizer
+from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
 from tests.reference.forced_alignment import first_frames
 from tests.result_schema import check_document
@@ -31,9 +35,38 @@ def test_a_token_lasts_until_the_next_one_and_never_long() -> None:
     assert spans[2] == pytest.approx((4.0, 4.0 + MOST_TOKEN_FRAMES * FRAME_S))
 
 
-def test_no_time_lies_behind_the_audio() -> None:
+def test_tokens_heard_in_the_padding_share_the_end_of_the_audio() -> None:
     timing = Timing(frame_s=FRAME_S, audio_s=1.0)
-    assert timing.spans([24, 30]) == [(pytest.approx(0.96), 1.0), (1.0, 1.0)]
+    assert timing.spans([24]) == [(0.96, 1.0)]
+    assert timing.spans([24, 30]) == [(0.92, 0.96), (0.96, 1.0)]
+    assert timing.spans([10, 26, 27]) == [(0.4, 0.6), (0.92, 0.96), (0.96, 1.0)]
+    assert Timing(frame_s=FRAME_S, audio_s=0.01).spans([0, 3]) == [(0.0, 0.005), (0.005, 0.01)]
+
+
+@given(
+    gaps=st.lists(st.integers(1, 9), max_size=30),
+    audio_s=st.floats(0, 8),
+    frame_s=st.sampled_from([0.04, 0.06, 0.08, 0.0375]),
+)
+def test_every_token_has_a_length_and_none_reaches_into_the_next(
+    gaps: list[int], audio_s: float, frame_s: float
+) -> None:
+    frames = np.cumsum(gaps).tolist()
+    spans = Timing(frame_s=frame_s, audio_s=audio_s).spans(frames)
+    assert all(0.0 <= start_s < end_s for start_s, end_s in spans)
+    assert all(end_s <= later_s for (_, end_s), (later_s, _) in itertools.pairwise(spans))
+    last_s = max(round(audio_s, 3), len(frames) / 1000)
+    assert all(end_s <= last_s for _, end_s in spans)
+
+
+def test_words_of_one_token_share_its_time() -> None:
+    tokenizer = UnitTokenizer(["<blank>", "\u2581of\u2581the", "m", "\u2581a\u2581b\u2581c"])
+    hypothesis = Hypothesis((1, 2, 3), 0.0, (10, 14, 20), (-0.1,) * 3)
+    entries = word_entries(hypothesis, tokenizer, Timing(frame_s=FRAME_S, audio_s=10.0))
+    assert [(e["word"], e["start_s"], e["end_s"]) for e in entries] == [
+        ("of", 0.4, 0.48), ("them", 0.48, 0.76), ("a", 0.8, 0.867), ("b", 0.867, 0.933),
+        ("c", 0.933, 1.0),
+    ]  # fmt: skip
 
 
 def test_confidence_is_the_geometric_mean_of_probabilities() -> None:
@@ -96,3 +129,19 @@ def test_words_start_where_a_forced_alignment_puts_them(
     assert len(errors) > 80
     assert median(errors) == 0.0
     assert np.percentile(errors, 95) <= FRAME_S + 1e-6
+
+
+def test_a_word_that_breaks_off_has_a_length(engine: Engine, clips: list[Clip]) -> None:
+    """The recording stops 0.44 s into a sentence, so that a word is decoded in the padding."""
+    (clip,) = (clip for clip in clips if "LJ050-0011_bf_emma" in clip.path.name)
+    samples_S = soundfile.read(clip.path, dtype="float32")[0]
+    broken_off_S = np.concatenate([samples_S, np.zeros(16000, np.float32), samples_S[:7040]])
+    chunk = AudioChunk(
+        "a", broken_off_S, is_first=True, is_last=True,
+        parameters={"word_times": True, "endpoint": True}, wants_result=True,
+    )  # fmt: skip
+    (result,) = engine.process([chunk])
+    document = check_document(result.document)
+    frames = [round(token["start_s"] / FRAME_S, 3) for token in document["tokens"]]
+    assert any(not frame.is_integer() for frame in frames), "the cut moves no token"
+    assert all(word["start_s"] < word["end_s"] for word in document["words"])

@@ -50,7 +50,8 @@ def test_encoding_is_the_segmentation_of_sentencepiece_with_ids_of_the_units(tex
 @given(ids=st.lists(st.integers(2, DEMO.vocab_size - 2), max_size=12))
 def test_text_is_what_sentencepiece_makes_of_the_pieces(ids: list[int]) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(DEMO_DIR / "bpe.model"))
-    assert DEMO.decode(ids) == processor.decode_pieces(DEMO.pieces(ids)).strip()
+    text = processor.decode_pieces(DEMO.pieces(ids))
+    assert DEMO.decode(ids) == " ".join(text.split())
 
 
 @pytest.mark.parametrize("text", TRANSCRIPTS[:20])
@@ -82,11 +83,11 @@ def test_text_that_the_units_cannot_spell_has_no_ids() -> None:
     assert DEMO.encode("  ") == []
 
 
-def test_blank_and_sentence_symbols_are_silent_and_unknown_is_shown() -> None:
+def test_blank_sentence_and_unknown_symbols_are_silent() -> None:
     last = DEMO.vocab_size - 1
     ids = [0, *encoded(DEMO, "THE"), 1, last, *encoded(DEMO, "END")]
     assert DEMO.symbol_of(last) == "<sos/eos>"
-    assert DEMO.decode(ids) == "THE<unk> END"
+    assert DEMO.decode(ids) == "THE END"
     assert DEMO.decode([]) == ""
     assert DEMO.words([0, last]) == []
 
@@ -119,7 +120,7 @@ def test_byte_pieces_become_characters() -> None:
     assert tokenizer.decode([3, 1, 2, 4]) == "TéA"
     assert tokenizer.words([3, 1, 2, 4]) == [Word("TéA", 0, 3)]
     assert tokenizer.decode([3, 1, 4]) == "T\ufffdA"
-    assert tokenizer.decode([3, 1]) == "T\ufffd"
+    assert tokenizer.decode([3, 1]) == "T"
 
 
 def test_a_shorter_first_unit_is_taken_when_the_longest_leads_nowhere() -> None:

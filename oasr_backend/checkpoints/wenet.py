@@ -20,11 +20,12 @@ from oasr_backend.acoustic_model import AcousticModel
 from oasr_backend.checkpoints.weights import Weights, copy_layer, load_strictly, take, take_bias
 from oasr_backend.checkpoints.wenet_config import conformer_config, fbank_config, read_train_yaml
 from oasr_backend.checkpoints.wenet_decoder import load_decoder
+from oasr_backend.checkpoints.wenet_tokenizer import read_tokenizer
 from oasr_backend.encoders.conformer import ConformerConfig, ConformerEncoder
 from oasr_backend.errors import CheckpointError
 from oasr_backend.features import GlobalCmvn, LogMelFilterbank, load_cmvn
 from oasr_backend.rescoring import NoDecoder, RescoringDecoder
-from oasr_backend.tokenizer import Tokenizer, load_tokenizer
+from oasr_backend.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
         blank_id=int((config.get("ctc_conf") or {}).get("ctc_blank_id", 0)),
     )
     load_strictly(model.ctc, {"weight": ctc_weight, "bias": take(weights, "ctc.ctc_lo.bias")})
-    tokenizer = load_tokenizer(_existing(directory, "units.txt"), _bpe_model(directory, config))
+    tokenizer = read_tokenizer(_existing(directory, "units.txt"), config)
     if tokenizer.vocab_size < model.vocab_size:
         raise CheckpointError(
             f"{directory / 'units.txt'} names {tokenizer.vocab_size} units, but the CTC head of "
@@ -110,12 +111,6 @@ def _load_cmvn(directory: Path, config: Mapping[str, Any], weights: Weights) -> 
         mean_F, istd_F = (weights[f"encoder.global_cmvn.{part}"] for part in ("mean", "istd"))
         return GlobalCmvn(mean_F, istd_F)
     return None
-
-
-def _bpe_model(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    name = (config.get("tokenizer_conf") or {}).get("bpe_path")
-    path = directory / Path(str(name)).name if name else directory / "bpe.model"
-    return path if path.is_file() else None
 
 
 def _encoder_weights(source: Weights, config: ConformerConfig) -> Weights:

@@ -14,6 +14,7 @@ import pytest
 from oasr_client.errors import ClientError
 from oasr_client.manifest import Reference, load_manifest, word_errors
 from oasr_client.microphone import microphone_chunks
+from oasr_client.scripts import join_texts
 from oasr_client.subtitles import srt, vtt
 
 
@@ -44,6 +45,83 @@ def test_segments_and_then_the_whole_text_stand_in_for_words() -> None:
     )
     assert srt({"text": "all", "audio_s": 2.0}) == "1\n00:00:00,000 --> 00:00:02,000\nall\n\n"
     assert srt({"text": "", "audio_s": 2.0}) == ""
+
+
+def words_document(words: list[str], **fields: Any) -> dict[str, Any]:
+    times = [{"word": word, "start_s": i / 5, "end_s": (i + 1) / 5} for i, word in enumerate(words)]
+    return {"words": times, "audio_s": 9.0, **fields}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (list("今天天气很好"), "今天天气很好"),
+        (list("ラーメン"), "ラーメン"),
+        (["你", "好，", "OK", "GO。"], "你好， OK GO。"),
+        (["HELLO", "世", "A"], "HELLO世A"),
+        (["ส", "วั", "ส", "ดี", "วัน"], "สวัสดี วัน"),
+        (["TO", "BE"], "TO BE"),
+    ],
+)
+def test_a_caption_has_the_spaces_of_the_text(words: list[str], text: str) -> None:
+    assert srt(words_document(words, text=text)).splitlines()[2] == text
+
+
+def test_words_without_their_text_are_joined_by_script() -> None:
+    document = words_document(["今", "天", "OK", "GO", "ส", "วั"], text="something else")
+    assert srt(document).splitlines()[2] == "今天 OK GO สวั"
+
+
+def test_every_cue_has_a_text_and_a_length() -> None:
+    blank, word = ({"text": t, "start_s": 5.0, "end_s": 5.0} for t in (" ", "HI"))
+    assert srt({"segments": [blank, word]}) == "1\n00:00:05,000 --> 00:00:05,001\nHI\n\n"
+    assert vtt({"words": [{**word, "word": "HI"}], "text": "HI"}).count("05.000 --> 00:00:05.001")
+    assert srt({"text": "HI", "audio_s": 0.0}).startswith("1\n00:00:00,000 --> 00:00:00,001\n")
+    assert vtt({"text": " ", "audio_s": 1.0}) == "WEBVTT\n\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "captions"),
+    [
+        (["HEL", "LO", "YOU"], ["HELLO", "YOU"]),
+        (["HEL", "", "LO", "YOU"], ["HELLO", "YOU"]),
+        (["今天", "天气", "好"], ["今天", "天气", "好"]),
+        (["今天", "，好", "X"], ["今天，好", "X"]),
+        (["สด", "ี", "X"], ["สดี", "X"]),
+        (["世", "A", "X"], ["世A", "X"]),
+    ],
+)
+def test_a_segment_that_goes_on_with_a_word_shares_its_cue(
+    texts: list[str], captions: list[str]
+) -> None:
+    times = [
+        {"text": text, "start_s": 2.0 * i, "end_s": 2.0 * i + 1} for i, text in enumerate(texts)
+    ]
+    joining = [{**part, "joins_previous": True} if part["text"] else part for part in times[1:-1]]
+    cues = srt({"segments": [times[0], *joining, times[-1]]}).split("\n\n")[:-1]
+    assert [cue.splitlines()[2] for cue in cues] == captions
+    first_ends = (
+        max(i for i, text in enumerate(texts) if text and captions[0].endswith(text)) * 2 + 1
+    )
+    assert cues[0].splitlines()[1] == f"00:00:00,000 --> 00:00:0{first_ends},000"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "joined"),
+    [
+        ("今天天气", "很好", "今天天气很好"),
+        ("ラー", "メン", "ラーメン"),
+        ("好。", "OK", "好。 OK"),
+        ("OK", "好", "OK 好"),
+        ("สวัส", "ดี", "สวัสดี"),
+        ("한국", "어", "한국 어"),
+        ("", "好", "好"),
+    ],
+)
+def test_parts_of_a_transcript_are_joined_as_their_script_is_written(
+    earlier: str, later: str, joined: str
+) -> None:
+    assert join_texts(earlier, later) == joined
 
 
 def test_manifests_are_lists_or_lines_with_any_usual_key(tmp_path: Path) -> None:
