@@ -174,7 +174,8 @@ class UnitTokenizer:
         return units if units is not None else pieces or None
 
     def _num_bytes(self, ids: Sequence[int]) -> int:
-        return sum(self._bytes[token_id] is not None for token_id in ids)
+        byte_ids = set(self._byte_ids.values())
+        return sum(token_id in byte_ids for token_id in ids)
 
     def _encode_pieces(self, words: list[str]) -> list[int] | None:
         if self._pieces is None:
