@@ -28,7 +28,10 @@ VOCABULARIES = {
     "marked": ["<blank>", *MARKED],
     "with Han": ["<blank>", *MARKED, "\u4f60", "\u597d", "\u4e16\u754c"],
     "with bytes": ["<blank>", *MARKED, "<0xC3>", "<0xA9>", "<0xE4>", "<0xBD>", "<0xA0>"],
+    "with marks": ["<blank>", *MARKED, ",", "\u2581-", "\u00ab", "'", "\u4f60", "\u3002"],
     "of letters": ["<blank>", "<space>", "a", "b", "c"],
+    "of Thai": ["<blank>", "<space>", "\u0e01", "\u0e49", "\u0e32", "\u0e40\u0e01"],
+    "of Han and words": ["<blank>", "\u4f60", "\u597d", "AB", "C", "7", "<unk>", "."],
 }
 
 
