@@ -14,7 +14,16 @@ from typing import Protocol
 from oasr_backend.errors import CheckpointError
 from oasr_backend.piece_model import PieceModel
 from oasr_backend.scripts import UNSPACED
-from oasr_backend.unit_text import START, WORD_START, Joint, UnitText, Word, byte_of, surface_of
+from oasr_backend.unit_text import (
+    START,
+    WORD_START,
+    Joint,
+    UnitText,
+    Word,
+    byte_of,
+    marks_spaced_word,
+    surface_of,
+)
 
 _LINE = re.compile(r"(.+?)[ \t]+(\d+)[ \t\r]*")
 _UNSPACED = re.compile(f"[{UNSPACED}]")
@@ -84,7 +93,7 @@ class UnitTokenizer:
         }
         self._spellings = _unmarked_unspaced(self._ids) | self._ids
         self._longest = max(map(len, self._ids), default=0)
-        self._has_word_starts = any(WORD_START in surface for surface in self._ids)
+        self._marks_words = any(map(marks_spaced_word, self._ids))
         self._pieces = PieceModel(bpe_model_path) if bpe_model_path is not None else None
 
     @property
@@ -177,7 +186,7 @@ class UnitTokenizer:
 
     def _target(self, words: list[str]) -> str:
         """The marked text to spell; units of unspaced scripts carry no mark."""
-        if not self._has_word_starts:
+        if not self._marks_words:
             return "".join(words)
         runs = [run for word in words for run in _RUN_OF_ONE_KIND.findall(word)]
         return "".join(run if _UNSPACED.match(run) else WORD_START + run for run in runs)

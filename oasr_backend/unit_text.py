@@ -85,12 +85,13 @@ class UnitText:
         )
         surfaces = ["" if symbol in silent else surface_of(symbol) for symbol in symbols]
         self._has_word_starts = any(WORD_START in surface for surface in surfaces)
-        has_own_spaces = _are_words_unmarked(surfaces)
+        is_unspaced_too = any(map(_HAS_UNSPACED.search, surfaces))
+        # Beside units of unspaced scripts, words that no unit marks are units of their own.
+        has_own_spaces = is_unspaced_too and not any(map(marks_spaced_word, surfaces))
         self._texts = tuple(
             _text_of(surface, connect_symbol, has_own_spaces=has_own_spaces) for surface in surfaces
         )
-        has_unspaced = bool(self._byte_ids) or any(map(_HAS_UNSPACED.search, self._texts))
-        self._dropped_spaces = [_SPACE_IN_SCRIPT] * has_unspaced
+        self._dropped_spaces = [_SPACE_IN_SCRIPT] * (is_unspaced_too or bool(self._byte_ids))
         self._dropped_spaces += [_SPACE_BEFORE_MARK] * has_own_spaces
         self._starts_word = tuple(map(self._is_word_start, range(len(symbols))))
 
@@ -213,11 +214,10 @@ def byte_of(symbol: str) -> int | None:
     return int(match[1], 16) if match else None
 
 
-def _are_words_unmarked(surfaces: Sequence[str]) -> bool:
-    """Whether the vocabulary has units of unspaced scripts and marks no word of any other."""
-    marked = [surface.lstrip(WORD_START)[:1] for surface in surfaces if WORD_START in surface]
-    has_unspaced = any(map(_HAS_UNSPACED.search, surfaces))
-    return has_unspaced and all(first and is_unspaced(first) for first in marked)
+def marks_spaced_word(surface: str) -> bool:
+    """Whether the unit's mark stands before a word of a script with spaces, or alone."""
+    first = surface.lstrip(WORD_START)[:1]
+    return WORD_START in surface and not (first and is_unspaced(first))
 
 
 def _text_of(surface: str, connect_symbol: str, *, has_own_spaces: bool) -> str:
@@ -229,7 +229,7 @@ def _text_of(surface: str, connect_symbol: str, *, has_own_spaces: bool) -> str:
 
 def _is_spaced_word(text: str) -> bool:
     """Two or more letters or digits, as of English words; a single letter may be spelt out."""
-    is_spaced = len(text) > 1 and not _HAS_UNSPACED.search(text)
+    is_spaced = len(text) > 1 and not text.isdigit() and not _HAS_UNSPACED.search(text)
     return is_spaced and text[0].isalnum() and text[-1].isalnum()
 
 

@@ -11,6 +11,7 @@ import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oasr_client.subtitles import Cue, make_cues
 
 from oasr_backend.alignment import Timing
 from oasr_backend.checkpoints import Checkpoint, load_wenet
@@ -125,3 +126,17 @@ def test_every_answer_of_a_stream_is_the_text_of_all_its_tokens(
         texts.add(result.text)
     assert len(texts) > 3
     assert len(check_document(document)["segments"]) > 1
+    check_captions(make_cues(document), document["text"])
+    check_captions(make_cues({**document, "words": []}), document["text"])
+
+
+def check_captions(cues: list[Cue], text: str) -> None:
+    """They are pieces of the text in order, and each is there for a while."""
+    at = 0
+    for cue in cues:
+        at += text.startswith(" ", at)
+        assert text.startswith(cue.text, at)
+        at += len(cue.text)
+        assert cue.text
+        assert cue.start_s < cue.end_s
+    assert at == len(text)

@@ -66,6 +66,7 @@ def test_bytes_are_characters_once_complete_and_one_replacement_if_never(
         (["你", "好", "hello", "world", "好"], "你好 hello world 好"),
         (["你", "hello", "，", "world", "。"], "你 hello， world。"),
         (["你", "U", "S", "A", "today"], "你USA today"),
+        (["2023", "年", "mp3", "x-ray"], "2023年 mp3 x-ray"),
         (["你", "▁", "hello", "wor", "ld"], "你 helloworld"),
         (["▁贺", "hello", "world"], "贺 hello world"),
         (["hello", "world"], "helloworld"),
@@ -129,6 +130,12 @@ def test_marked_han_units_spell_a_phrase(text: str) -> None:
     ids = tokenizer.encode(text)
     assert ids is not None
     assert tokenizer.decode(ids).replace(" ", "") == text
+
+
+def test_unmarked_latin_words_among_marked_han_are_spelt() -> None:
+    tokenizer = units("▁贺", "▁生", "OK")
+    assert tokenizer.encode("贺 ok生") == [2, 4, 3]
+    assert tokenizer.decode([2, 4, 3]) == "贺 OK 生"
 
 
 @EACH_KIND
