@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oasr_client.errors import (
@@ -30,6 +30,7 @@ from oasr_client.parts import Parts
 from oasr_client.retry import RetryPolicy as RetryPolicy
 from oasr_client.scripts import join_texts as join_texts
 from oasr_client.sent import SentAudio
+from oasr_client.whole import whole
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, SequenceId, to_wire, wire_dtype
 
 SAMPLE_RATE_HZ = 16000
@@ -41,8 +42,9 @@ REPLAY_PIECE_S = 10.0
 class StreamUpdate:
     """What the server has heard so far.
 
-    `text` and `result` (the RESULT document, when asked for) tell the whole stream, also where the
-    server heard it in several parts; `segment` counts the parts before the current one.
+    `text` and `result` (the RESULT document, when asked for, with all entries) tell the whole
+    stream, also where the server heard it in several parts; `segment` counts the parts before the
+    current one.
     `latency_s` is the time from sending the chunk to its answer.
     """
 
@@ -171,6 +173,8 @@ class Session:
         self._is_started = True
         self._num_starts_failed = 0
         self._may_be_held = not request.is_end
+        if reply.result:
+            reply = replace(reply, result=whole(reply.result, self._part.document))
         self._part.heard(reply, request.samples.size)
         update = self._update(reply, latency_s, is_final=request.is_end)
         if self._part.is_at_length:

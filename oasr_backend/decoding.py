@@ -26,6 +26,7 @@ from oasr_backend.decoders.config import DecoderName
 from oasr_backend.decoders.hotwords import HotwordScorer
 from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
+from oasr_backend.final_order import FinalOrder
 from oasr_backend.rescoring import NoDecoder, Rescorer
 from oasr_backend.spelling import HotwordSpelling
 from oasr_backend.stream_options import StreamOptions
@@ -105,8 +106,7 @@ class StreamDecoders:
         self._spelling = HotwordSpelling(tokenizer, vocab_size)
         self._decoders: dict[DecoderKind, _Decoder] = {}
         self._kind_of: dict[StreamId, DecoderKind] = {}
-        # The hypotheses of streams that have ended and were rescored.
-        self._rescored: dict[StreamId, list[Hypothesis]] = {}
+        self._final_order = FinalOrder(rescorer, language_model)
 
     @property
     def num_streams(self) -> int:
@@ -150,17 +150,15 @@ class StreamDecoders:
             (state,) = decoder.manager.get_states([stream_id])
             graph = self._spelling.graph(options)
             decoder.hotwords.assign(state.rows, self._spelling.key(options), graph)
-        if options is not None and options.rescoring and isinstance(self._rescorer, Rescorer):
-            self._rescorer.open(stream_id)
+        if options is not None:
+            self._final_order.open(stream_id, options)
 
     def free_stream(self, stream_id: StreamId) -> None:
         decoder = self._find(stream_id)
         if decoder.hotwords is not None:
             (state,) = decoder.manager.get_states([stream_id])
             decoder.hotwords.release(state.rows)
-        if isinstance(self._rescorer, Rescorer):
-            self._rescorer.close(stream_id)
-        self._rescored.pop(stream_id, None)
+        self._final_order.close(stream_id)
         decoder.manager.free_stream(stream_id)
         del self._kind_of[stream_id]
 
@@ -196,38 +194,35 @@ class StreamDecoders:
         return finish
 
     @property
-    def keeps_frames(self) -> bool:
-        """Whether any stream waits to be rescored."""
-        return isinstance(self._rescorer, Rescorer) and len(self._rescorer.frames) > 0
+    def weighs_ends(self) -> bool:
+        """Whether `end` may change the order of any stream's hypotheses."""
+        return self._final_order.is_awaited
 
     def keep_encoded(
         self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], encoded_BTD: Tensor
     ) -> None:
         """Keeps a step's encoder frames for the streams that will be rescored, if there are any."""
-        if isinstance(self._rescorer, Rescorer):
-            self._rescorer.keep(stream_ids, num_frames, encoded_BTD)
+        self._final_order.keep(stream_ids, num_frames, encoded_BTD)
 
-    def rescore(
+    def end(
         self,
         stream_ids: Sequence[StreamId],
         *,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Streams that have ended: those that asked for it get the attention decoder's order, once.
+        """Streams that have ended get the last order of their hypotheses, once.
 
-        `best`, `tails` and `nbest` follow it from then on. A stream for which it is impossible
-        keeps its order and `is_rescored` stays False. Within `meanwhile` no stream's state is read
-        or written.
+        `best`, `tails` and `nbest` follow it from then on. Within `meanwhile` no stream's state is
+        read or written.
         """
-        if not isinstance(self._rescorer, Rescorer):
-            return
-        asking = [stream_id for stream_id in stream_ids if stream_id in self._rescorer.frames]
-        nbests = {one: self.nbest(one, self._kind_of[one].beam_size) for one in asking}
-        if nbests:
-            self._rescored.update(self._rescorer.rescore(nbests, meanwhile=meanwhile))
+        self._final_order.decide(
+            stream_ids,
+            lambda one: self.nbest(one, self._kind_of[one].beam_size),
+            meanwhile=meanwhile,
+        )
 
     def is_rescored(self, stream_id: StreamId) -> bool:
-        return stream_id in self._rescored
+        return self._final_order.is_rescored(stream_id)
 
     def best(
         self, stream_ids: Sequence[StreamId], *, skips: Sequence[int] | None = None
@@ -237,7 +232,7 @@ class StreamDecoders:
         found = self._read(
             stream_ids, skips, lambda decoder, states, own: decoder.best_batch(states, skips=own)
         )
-        for row, best in self._rescored_rows(stream_ids):
+        for row, best in self._final_order.best(stream_ids):
             found[row] = best.without_first(skips[row])
         return found
 
@@ -246,16 +241,20 @@ class StreamDecoders:
         found = self._read(
             stream_ids, skips, lambda decoder, states, own: decoder.tails(states, own)
         )
-        for row, best in self._rescored_rows(stream_ids):
+        for row, best in self._final_order.best(stream_ids):
             found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
         return found
 
-    def nbest(self, stream_id: StreamId, count: int) -> list[Hypothesis]:
-        """The `count` best hypotheses of one stream, or as many as there are; best first."""
-        if stream_id in self._rescored:
-            return self._rescored[stream_id][:count]
+    def nbest(self, stream_id: StreamId, count: int, *, skip: int = 0) -> list[Hypothesis]:
+        """The `count` best hypotheses of one stream, or as many as there are; best first.
+
+        Without their first `skip` tokens, which no later chunk may change.
+        """
+        final = self._final_order.get(stream_id)
+        if final is not None:
+            return [hypothesis.without_first(skip) for hypothesis in final[:count]]
         handle = self.get_decoder(stream_id)
-        return handle.decoder.nbest(handle.state, count)
+        return handle.decoder.nbest(handle.state, count, skip=skip)
 
     def num_stable(self, stream_id: StreamId) -> int:
         """How many first tokens of every hypothesis can no longer change."""
@@ -269,9 +268,7 @@ class StreamDecoders:
         assert num_held == len(self._kind_of), "a decoder keeps a stream that is gone"
         for stream_id in self._kind_of:
             self._find(stream_id).manager.get_states([stream_id])
-        if isinstance(self._rescorer, Rescorer):
-            self._rescorer.frames.check_integrity()
-        assert self._rescored.keys() <= self._kind_of.keys(), "hypotheses of a stream that is gone"
+        self._final_order.check_integrity(self._kind_of)
         for decoder in self._decoders.values():
             decoder.manager.check_integrity()
             if decoder.hotwords is not None:
@@ -321,13 +318,6 @@ class StreamDecoders:
             told = read(manager.decoder, states, [skips[row] for row in rows])
             found.update(zip(rows, told, strict=True))
         return [found[row] for row in range(len(stream_ids))]
-
-    def _rescored_rows(self, stream_ids: Sequence[StreamId]) -> list[tuple[int, Hypothesis]]:
-        """Which of the streams were rescored, with their best hypothesis."""
-        if not self._rescored:
-            return []
-        rows = enumerate(stream_ids)
-        return [(row, self._rescored[one][0]) for row, one in rows if one in self._rescored]
 
     def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> Mapping[DecoderKind, Sequence[int]]:
         if len(self._decoders) == 1:

@@ -329,7 +329,7 @@ class Engine:
         """Answers those that need no further step, while the device is at the others'."""
         landed = [stream for stream in streams if not stream.num_in_flight]
         with self._failing(landed):
-            self._rescore(landed, meanwhile=self._lock.released)
+            self._end(landed, meanwhile=self._lock.released)
         self._settle([self._turns.head(stream.stream_id) for stream in landed])
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
@@ -401,17 +401,17 @@ class Engine:
         stream.audio.discard()
         return True
 
-    def _rescore(
+    def _end(
         self,
         streams: Iterable[Stream],
         *,
         meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """Those that have ended and asked for it; the attention decoder runs within `meanwhile`."""
-        if not self.caches.ctc.keeps_frames:
+        """The last order of those that ended; the attention decoder runs within `meanwhile`."""
+        if not self.caches.ctc.weighs_ends:
             return
         ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
-        self.caches.ctc.rescore(
+        self.caches.ctc.end(
             [one.generation for one in ended if one.failure is None], meanwhile=meanwhile
         )
 
@@ -460,8 +460,8 @@ class Engine:
 
     def _tell(self, heard: Sequence[tuple[Turn, Stream, AudioChunk]]) -> None:
         """The text so far, or the final one; a stream that has that is finished."""
-        # An END that came without a window has not been rescored by a step.
-        self._rescore(stream for _, stream, _ in heard)
+        # No step has concluded an END that came without a window.
+        self._end(stream for _, stream, _ in heard)
         texts = self._results.texts([stream for _, stream, _ in heard])
         for (turn, stream, request), text in zip(heard, texts, strict=True):
             document = self._results.document(text, stream) if request.wants_result else None

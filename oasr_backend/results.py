@@ -15,13 +15,15 @@ from oasr_backend.endpointing import EndpointRules
 from oasr_backend.segments import Heard, Segments
 from oasr_backend.streams import Stream
 from oasr_backend.tokenizer import Tokenizer
+from oasr_backend.told import RECENT_S, Told
+from oasr_backend.types import Hypothesis
 
 #: Grows by one with every change that a reader could notice.
-RESULT_VERSION = 1
+RESULT_VERSION = 2
 
 
 class ResultBuilder:
-    """Reads the decoders; a text costs the tokens that can still change, not the whole stream."""
+    """Reads the decoders; an answer costs what is new or can still change, not the whole stream."""
 
     def __init__(self, tokenizer: Tokenizer, decoders: StreamDecoders, *, frame_s: float) -> None:
         """`frame_s` is the length of an encoder frame."""
@@ -54,12 +56,11 @@ class ResultBuilder:
         options, is_shown = stream.options, not _is_hidden(stream)
         if options.rescoring:
             document["rescored"] = self._decoders.is_rescored(stream.generation)
-        if options.word_times and is_shown:
-            document |= self._alignment(stream)
-        if options.nbest > 1 and is_shown and not _is_cut(stream):
-            document["nbest"] = self._nbest(stream)
+        with_nbest = options.nbest > 1 and is_shown and not _is_cut(stream)
+        if with_nbest or (options.word_times and is_shown):
+            document |= self._hypotheses(stream, with_nbest=with_nbest)
         if options.endpoint:
-            document["segments"] = self._segments(stream)
+            document |= self._recent_segments(stream)
         return document
 
     def _text(self, stream: Stream, tail: Tail) -> str:
@@ -74,28 +75,65 @@ class ResultBuilder:
             return settled.text
         return settled.text + self._tokenizer.joined(tokens, settled.joint)[0]
 
-    def _alignment(self, stream: Stream) -> dict[str, Any]:
-        (hypothesis,) = self._decoders.best([stream.generation])
-        if _is_cut(stream):
-            hypothesis = hypothesis.first(self._decoders.num_stable(stream.generation))
+    def _hypotheses(self, stream: Stream, *, with_nbest: bool) -> dict[str, Any]:
+        """What follows the words that are left out; at the end that is all."""
+        is_final, has_words = stream.finish_reason is not None, stream.options.word_times
+        told = Told() if is_final else stream.told
+        found: dict[str, Any] = {"num_tokens_before": told.num_tokens}
+        (best,) = self._decoders.best([stream.generation], skips=[told.num_tokens])
+        if has_words:
+            found["num_words_before"] = told.num_words
+            found |= self._alignment(stream, self._shown(stream, best))
+        if with_nbest:
+            found["nbest"] = self._nbest(stream, skip=told.num_tokens)
+        if not is_final:
+            self._leave_out_words(stream, best)
+        return found
+
+    def _shown(self, stream: Stream, best: Hypothesis) -> Hypothesis:
+        """`best` follows what is left out; partials may hold no more of it than is stable."""
+        if not _is_cut(stream):
+            return best
+        return best.first(self._decoders.num_stable(stream.generation) - stream.told.num_tokens)
+
+    def _leave_out_words(self, stream: Stream, best: Hypothesis) -> None:
+        stream.told.leave_out_words(
+            best,
+            self._tokenizer.words(best.tokens),
+            num_settled=stream.settled.num_tokens - stream.told.num_tokens,
+            before_frame=round((stream.audio_s - RECENT_S) / self._frame_s),
+        )
+
+    def _alignment(self, stream: Stream, hypothesis: Hypothesis) -> dict[str, Any]:
         timing = self._timing(stream)
         return {
             "tokens": token_entries(hypothesis, self._tokenizer, timing),
             "words": word_entries(hypothesis, self._tokenizer, timing),
         }
 
-    def _nbest(self, stream: Stream) -> list[dict[str, Any]]:
+    def _nbest(self, stream: Stream, *, skip: int) -> list[dict[str, Any]]:
+        found = self._decoders.nbest(stream.generation, stream.options.nbest, skip=skip)
         return [
             {
                 "text": self._tokenizer.decode(hypothesis.tokens),
                 "score": hypothesis.score,
                 "tokens": list(hypothesis.tokens),
             }
-            for hypothesis in self._decoders.nbest(stream.generation, stream.options.nbest)
+            for hypothesis in found
         ]
 
+    def _recent_segments(self, stream: Stream) -> dict[str, Any]:
+        """What follows the segments that are left out; at the end that is all."""
+        segments, told = self._segments(stream), stream.told
+        if stream.finish_reason is not None:
+            return {"num_segments_before": 0, "segments": segments}
+        found = {"num_segments_before": told.num_segments, "segments": segments}
+        if stream.segments is not None:
+            told.num_segments += stream.segments.leave_out(before_s=stream.audio_s - RECENT_S)
+        return found
+
     def _segments(self, stream: Stream) -> list[dict[str, Any]]:
-        """Closed segments as they were told before; at the end all of them from the final tokens.
+        """Closed segments as they were told first; at the end all of them from the final tokens.
 
         So the last document's segments spell its text, whatever a beam changed meanwhile.
         """

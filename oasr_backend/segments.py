@@ -33,7 +33,10 @@ class _Rest(NamedTuple):
 
 @dataclass
 class Segments:
-    """Closed segments stay as they were told; what is told of the open one may still change."""
+    """Closed segments stay as they were told; what is told of the open one may still change.
+
+    Those that are left out are not held any more.
+    """
 
     rules: EndpointRules
     tokenizer: Tokenizer
@@ -62,6 +65,12 @@ class Segments:
         if not tells_open or still_open.first == still_open.stop:
             return list(self._closed)
         return [*self._closed, self._entry(still_open, rest, heard)[0]]
+
+    def leave_out(self, *, before_s: float) -> int:
+        """Forgets closed ones that ended before, all of them told by now; returns how many."""
+        num_old: int = sum(entry["end_s"] < before_s for entry in self._closed)
+        del self._closed[:num_old]
+        return num_old
 
     def _entry(self, segment: Segment, rest: _Rest, heard: Heard) -> tuple[dict[str, Any], Joint]:
         """The segment that follows `_joint`, and where the next one goes on."""

@@ -105,7 +105,6 @@ class SelfTest:
 
     def _answer(self, stream: Stream) -> None:
         stream.finish_reason = "end"
-        if stream.options.rescoring:
-            self.caches.ctc.rescore([stream.generation])
+        self.caches.ctc.end([stream.generation])
         (text,) = self.results.texts([stream])
         self.results.document(text, stream)

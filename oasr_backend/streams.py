@@ -15,6 +15,7 @@ from oasr_backend.errors import (
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.segments import Segments
 from oasr_backend.stream_options import StreamOptions
+from oasr_backend.told import Told
 from oasr_backend.types import Pcm16, Samples, StreamId
 from oasr_backend.unit_text import START, Joint
 
@@ -62,6 +63,7 @@ class Stream:
     # Length of the last step that it took part in.
     step_ms: float = 0.0
     settled: SettledText = field(default_factory=SettledText)
+    told: Told = field(default_factory=Told)
     # Made when a document first asks for segments.
     segments: Segments | None = None
 

@@ -124,17 +124,28 @@ class UnitTokenizer:
         return self._text.holds_next(token_id)
 
     def encode(self, text: str) -> list[int] | None:
-        """Tries the text as it is, then in upper and in lower case.
+        """Tries the text as it is, then in upper and in lower case; fewer byte pieces go first.
 
-        SentencePiece's own segmentation is preferred, since the model was trained on it; else the
-        fewest units that spell the text.
+        So bytes spell only what no case has units for. SentencePiece's own segmentation is
+        preferred, since the model was trained on it; else the fewest units that spell the text.
         """
+        best: list[int] | None = None
         for candidate in dict.fromkeys((text, text.upper(), text.lower())):
-            words = candidate.split()
-            ids = self._encode_pieces(words) or self._encode_units(words)
-            if ids or not words:
-                return ids or []
-        return None
+            ids = self._spelt(candidate.split())
+            if ids is not None and (best is None or self._num_bytes(ids) < self._num_bytes(best)):
+                best = ids
+        return best
+
+    def _spelt(self, words: list[str]) -> list[int] | None:
+        pieces = self._encode_pieces(words)
+        if pieces and not self._num_bytes(pieces):
+            return pieces
+        units = self._encode_units(words)
+        return units if units is not None else pieces or None
+
+    def _num_bytes(self, ids: Sequence[int]) -> int:
+        byte_ids = set(self._byte_ids.values())
+        return sum(token_id in byte_ids for token_id in ids)
 
     def _encode_pieces(self, words: list[str]) -> list[int] | None:
         if self._pieces is None:

@@ -171,7 +171,11 @@ class UnitText:
             value, text = self._bytes[token_id], self._texts[token_id]
             first = first if is_open else index
             if value is not None:
-                text = _plain(decoder.decode(bytes((value,))), last)
+                decoded = decoder.decode(bytes((value,)))
+                text = _plain(decoded, last)
+                if decoded and not text:
+                    # What waited is no character: what comes does not begin with it.
+                    first = index
             elif is_open:
                 broken = _plain(decoder.decode(b"", final=True), last)
                 if broken:

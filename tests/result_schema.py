@@ -18,7 +18,13 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     "step_ms": float,
 }
 LISTS = {"tokens", "words", "nbest", "segments"}
-OPTIONAL = LISTS | {"rescored"}
+#: How many entries were told before and are left out, and the list that they are missing from.
+COUNTS = {
+    "num_tokens_before": "tokens",
+    "num_words_before": "words",
+    "num_segments_before": "segments",
+}
+OPTIONAL = LISTS | COUNTS.keys() | {"rescored"}
 ENTRIES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "tokens": {"id": int, "token": str, "start_s": float, "end_s": float, "confidence": float},
     "words": {"word": str, "start_s": float, "end_s": float, "confidence": float},
@@ -40,7 +46,7 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
     parsed: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
     assert set(FIELDS) <= set(parsed) <= set(FIELDS) | OPTIONAL
     _check_types(parsed, FIELDS)
-    assert parsed["version"] == 1
+    assert parsed["version"] == 2
     assert parsed["is_final"] == (parsed["finish_reason"] is not None)
     assert parsed["finish_reason"] in (None, "end", "length")
     assert 0.0 <= parsed["decoded_s"] <= parsed["audio_s"]
@@ -54,6 +60,7 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
             _check_types(entry, ENTRIES[name])
     for name in {"tokens", "words", "segments"} & set(parsed):
         _check_spans(parsed[name], parsed["audio_s"])
+    _check_counts(parsed)
     _check_agreement(parsed)
     return parsed
 
@@ -61,6 +68,16 @@ def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
 def _check_types(entry: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]) -> None:
     for name, kind in kinds.items():
         assert isinstance(entry[name], kind), f"{name}={entry[name]!r}"
+
+
+def _check_counts(document: Mapping[str, Any]) -> None:
+    """Where a list may be short there is a count, and in the last document nothing is missing."""
+    for count, name in COUNTS.items():
+        needs_it = name in document or (name == "tokens" and "nbest" in document)
+        assert (count in document) == needs_it
+        number = document.get(count, 0)
+        assert isinstance(number, int)
+        assert number == 0 if document["is_final"] else number >= 0
 
 
 def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
@@ -75,7 +92,12 @@ def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
 
 def _check_agreement(document: Mapping[str, Any]) -> None:
     if "words" in document:
-        _check_words([word["word"] for word in document["words"]], document["text"])
+        words = [word["word"] for word in document["words"]]
+        _check_words(words, document["text"], are_all=document["num_words_before"] == 0)
+    if "nbest" in document:
+        best = document["nbest"][0]["text"]
+        assert document["text"].endswith(best)
+        assert document["num_tokens_before"] or document["text"] == best
     if document["is_final"] and "segments" in document:
         assert joined_segments(document["segments"]) == document["text"]
         assert all(segment["is_final"] for segment in document["segments"])
@@ -93,13 +115,13 @@ def joined_segments(segments: list[dict[str, Any]]) -> str:
     return text
 
 
-def _check_words(words: list[str], text: str) -> None:
-    """Nothing but single spaces stands between the words, which have none inside."""
-    at = 0
-    for word in words:
+def _check_words(words: list[str], text: str, *, are_all: bool) -> None:
+    """Nothing but single spaces stands between the last words, which have none inside."""
+    end = len(text)
+    for word in reversed(words):
         assert word
         assert " " not in word
-        at += text.startswith(" ", at)
-        assert text.startswith(word, at), f"{word!r} is not at {at} in {text!r}"
-        at += len(word)
-    assert at == len(text)
+        assert text.endswith(word, 0, end), f"{word!r} does not end {text[:end]!r}"
+        end -= len(word)
+        end -= text.endswith(" ", 0, end)
+    assert end == 0 or not are_all

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 import torch
 
-from benchmarks import perf_input, run
+from benchmarks import perf_input, read_arpa, run
 from benchmarks.dense_conformer import DenseConformer, dense_log_probs
 from benchmarks.perf_analyzer import Load, run_load
 from benchmarks.report import Figure, Report, alternating_ms
@@ -130,3 +130,11 @@ def test_utterances_are_equal_in_length_and_not_silent() -> None:
     audio = utterances(quick=True)
     assert {np.shape(chunks) for chunks in audio} == {(CHUNKS_PER_UTTERANCE, CHUNK_SAMPLES)}
     assert all(np.abs(chunks).max() > 0.05 for chunks in audio)
+
+
+def test_reading_an_ngram_model_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    symbols = ["<blank>", "<unk>", *(f"u{unit}" for unit in range(98))]
+    read_arpa.write_arpa(tmp_path / "lm.arpa", 3000, symbols)
+    report = read_arpa.measure(tmp_path / "lm.arpa", symbols, repeats=1)
+    assert report.figure("reading, of the processor").median > 0
+    assert 8 * 2500 < report.figure("tables").median * 2**20 < 30 * 3000

@@ -1,17 +1,15 @@
-"""The n-gram model: its file, its probabilities by definition, and what it does to the beam."""
+"""The n-gram model: its probabilities by definition, and what it does to the beam."""
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jiwer
-import numpy as np
 import pytest
 import soundfile
 import torch
@@ -21,38 +19,19 @@ from hypothesis import strategies as st
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
-from oasr_backend.decoders.arpa import load_arpa
-from oasr_backend.decoders.ngram import NgramScorer
 from oasr_backend.engine import Engine
 from oasr_backend.errors import ConfigError
-from oasr_backend.types import AudioChunk
+from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
-from tests.engine_helpers import ask_one, assert_all_is_free, error_of, golden_engine, noise
+from tests.engine_helpers import (
+    ask_one,
+    assert_all_is_free,
+    error_of,
+    golden_engine,
+    noise,
+)
+from tests.ngrams import DEVICE, SYMBOLS, Entries, arpa, scorer_of, walk, write
 from tests.reference.ctc import PrefixBeam
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-SYMBOLS = ["<blank>", "\u2581A", "B", "C", "\u2581D"]
-Entries = Mapping[tuple[str, ...], tuple[float, float]]
-
-
-def arpa(entries: Entries) -> str:
-    """The file of entries n-gram -> (log10 probability, log10 backoff)."""
-    order = max(map(len, entries))
-    sections = []
-    for n in range(1, order + 1):
-        lines = [
-            f"{log_prob:.6f}\t{' '.join(ngram)}" + (f"\t{backoff:.6f}" if n < order else "")
-            for ngram, (log_prob, backoff) in entries.items()
-            if len(ngram) == n
-        ]
-        sections.append("\n".join([f"\\{n}-grams:", *lines, ""]))
-    return "\n".join(["\\data\\", "ngram 1=5", "", *sections, "\\end\\", ""])
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "lm.arpa"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def plain_log10(entries: Entries, history: tuple[str, ...], unit: str) -> float:
@@ -65,8 +44,12 @@ def plain_log10(entries: Entries, history: tuple[str, ...], unit: str) -> float:
     return backoff + plain_log10(entries, history[1:], unit)
 
 
-def plain_score(entries: Entries, text: Sequence[int]) -> float:
-    units = ["<s>", *(SYMBOLS[unit] for unit in text)]
+def plain_score(entries: Entries, text: Sequence[int], *, is_whole: bool = False) -> float:
+    """ln P; `is_whole` counts the end too. What the file leaves out is its <unk>, if it has one."""
+    unknown = "<unk>" if ("<unk>",) in entries else None
+    known = [SYMBOLS[unit] for unit in text]
+    known = [unit if (unit,) in entries else unknown or unit for unit in known]
+    units = ["<s>", *known, *(["</s>"] if is_whole and ("</s>",) in entries else [])]
     reach = max(map(len, entries)) - 1
     histories = [tuple(units[max(0, end - reach) : end]) for end in range(1, len(units))]
     scores = [plain_log10(entries, h, unit) for h, unit in zip(histories, units[1:], strict=True)]
@@ -75,32 +58,18 @@ def plain_score(entries: Entries, text: Sequence[int]) -> float:
 
 @st.composite
 def models(draw: st.DrawFn) -> dict[tuple[str, ...], tuple[float, float]]:
-    """Random, but every n-gram's history is there, as in every ARPA file."""
+    """Random, but every n-gram's beginning and last unit are there, as in every ARPA file."""
     number = st.floats(-3, 0).map(lambda x: round(x, 3))
     entries: dict[tuple[str, ...], tuple[float, float]] = {}
+    words = draw(st.sets(st.sampled_from([*SYMBOLS[1:], "<s>", "</s>", "<unk>"]), min_size=1))
     known: list[tuple[str, ...]] = [()]
-    for _ in range(draw(st.integers(1, 3))):
-        follow = ["<s>", *SYMBOLS[1:]] if known == [()] else SYMBOLS[1:]
-        longer = [(*h, unit) for h in known for unit in follow]
+    for _ in range(draw(st.integers(1, 4))):
+        longer = [(*h, word) for h in known for word in sorted(words)]
         known = [g for g in longer if len(g) == 1 or draw(st.integers(0, 3)) == 0]
         if not known:
             break
         entries |= {ngram: (draw(number), draw(number)) for ngram in known}
     return entries
-
-
-def walk(scorer: NgramScorer, text: Sequence[int]) -> float:
-    state_NB, total = torch.full((1, 1), scorer.initial_state, device=DEVICE), 0.0
-    for unit in text:
-        chunk = scorer.for_chunk(np.zeros(1, np.int64), torch.tensor([[[-1, unit]]], device=DEVICE))
-        gain_NBC, next_NBC = chunk.extend(0, state_NB)
-        total, state_NB = total + float(gain_NBC[0, 0, 1]), next_NBC[..., 1]
-    return total
-
-
-def scorer_of(path: Path, *, weight: float = 1.0, unit_bonus: float = 0.0) -> NgramScorer:
-    model = load_arpa(path, SYMBOLS)
-    return NgramScorer(model, weight=weight, unit_bonus=unit_bonus, device=DEVICE)
 
 
 @settings(deadline=None)
@@ -110,8 +79,13 @@ def test_a_text_scores_what_the_definition_says(
 ) -> None:
     path = write(tmp_path_factory.mktemp("lm"), arpa(entries))
     expected = 0.3 * plain_score(entries, text) + 0.5 * len(text)
-    found = walk(scorer_of(path, weight=0.3, unit_bonus=0.5), text)
+    scorer = scorer_of(path, weight=0.3, unit_bonus=0.5)
+    found = walk(scorer, text)
     assert found == pytest.approx(expected)
+    ((whole,),) = scorer.ended([[Hypothesis(tuple(text), found)]])
+    assert whole.score == pytest.approx(
+        0.3 * plain_score(entries, text, is_whole=True) + 0.5 * len(text)
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -137,40 +111,18 @@ def test_the_fused_beam_equals_the_plain_search(
         assert [one.score for one in decoder.nbest(state, 4)] == pytest.approx(expected)
 
 
-UNIGRAMS: dict[tuple[str, ...], tuple[float, float]] = {
-    ("\u2581A",): (-0.5, 0.0),
-    ("B",): (-0.7, 0.0),
-}
-
-
-def test_a_packed_file_is_read_too(tmp_path: Path) -> None:
-    path = tmp_path / "lm.arpa.gz"
-    path.write_bytes(gzip.compress(arpa(UNIGRAMS).encode()))
-    assert walk(scorer_of(path), [1, 2]) == pytest.approx(-1.2 * math.log(10))
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("mmap lm http://kheafield.com/code format version 5", ["no n-grams", "ARPA"]),
-        ("\\1-grams:\nx\tB\n", ["line 2", "no 1-gram"]),
-        ("\\1-grams:\n-1.0\n", ["line 2", "no 1-gram"]),
-        ("\\2-grams:\n-1.0\tB C B B\n", ["line 2", "no 2-gram"]),
-        ("\\1-grams:\n-1.0\tHELLO\n", ["line 2", "'HELLO'", "units.txt", "not on words"]),
-    ],
-)
-def test_a_file_that_does_not_fit_is_named_with_its_line(
-    tmp_path: Path, text: str, words: list[str]
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_arpa(write(tmp_path, text), SYMBOLS)
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.arpa"):
-        load_arpa(tmp_path / "nowhere.arpa", SYMBOLS)
+def test_only_what_the_file_says_of_unknown_units_counts_for_them(tmp_path: Path) -> None:
+    symbols = ["<blank>", "<unk>", "\u2581A", "B"]
+    for name in ("<unk>", "<UNK>"):
+        entries = {(name,): (-1.0, -0.5), ("B",): (-0.7, 0.0), (name, "B"): (-0.2, 0.0)}
+        path = write(tmp_path, arpa(entries))
+        scorer = scorer_of(path, symbols=symbols)
+        assert walk(scorer, [2]) == pytest.approx(-1.0 * math.log(10)), "log10, not -10"
+        assert walk(scorer, [2, 3]) == pytest.approx(-1.2 * math.log(10))
+        assert walk(scorer, [1, 3]) == pytest.approx(-1.2 * math.log(10))
+    assert walk(scorer_of(write(tmp_path, arpa({("B",): (-0.7, 0.0)}))), [3]) == pytest.approx(
+        -10 * math.log(10)
+    )
 
 
 def bigrams(texts: Iterable[str]) -> dict[tuple[str, ...], tuple[float, float]]:

@@ -157,9 +157,12 @@ class GpuStreamingDecoder:
         tail = self._search.tail
         return [tail(state.rows[0], skip) for state, skip in zip(states, skips, strict=True)]
 
-    def nbest(self, state: StreamState, count: int) -> list[Hypothesis]:
-        """The `count` best hypotheses of the state's first entry, or all there are; best first."""
-        return self._search.hypotheses(state.rows[0], count)
+    def nbest(self, state: StreamState, count: int, *, skip: int = 0) -> list[Hypothesis]:
+        """The `count` best hypotheses of the state's first entry, or all there are; best first.
+
+        Without their first `skip` tokens.
+        """
+        return self._search.hypotheses(state.rows[0], count, skip=skip)
 
     def num_stable(self, state: StreamState) -> int:
         """How many first tokens of the state's first entry can no longer change."""
