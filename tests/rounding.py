@@ -2,7 +2,9 @@
 
 Higham, "Accuracy and Stability of Numerical Algorithms", chapter 3: after n roundings a result is
 off by at most gamma(n) times the sum of the magnitudes that went into it, in any order of the
-additions and with fused multiplications or without.
+additions and with fused multiplications or without. Higham and Mary, "A New Approach to
+Probabilistic Rounding Error Analysis", 2019: roundings go up as often as down, so that their sum
+grows by the square root of n.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 #: Half a unit in the last place of 1.0.
 UNIT32 = 2.0**-24
 UNIT64 = 2.0**-53
+#: Standard deviations; of a thousand million sums two go beyond.
+CONFIDENCE = 6.0
 
 
 def gamma(num_roundings: float, unit: float = UNIT32) -> float:

@@ -459,7 +459,9 @@ def test_ragged_batches_equal_the_oracle_for_any_geometry(
             said[stream_id].append(output)
     for stream_id, chunks in heard.items():
         expected = torch.cat(model.offline(chunks, config.num_left_chunks), dim=1)[0]
-        torch.testing.assert_close(torch.cat(said[stream_id]), expected, atol=FLOAT64_NETWORK, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(said[stream_id]), expected, atol=FLOAT64_NETWORK, rtol=0
+        )
 
 
 def test_a_lane_beside_live_rows_changes_no_output() -> None:

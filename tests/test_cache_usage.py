@@ -167,7 +167,9 @@ def test_paged_dense_and_batched_give_the_oracles_numbers(left: int) -> None:
         paged, _ = run_paged(parts, sid, chunks)
         dense, _ = run_dense(parts, sid, chunks)
         for outputs in (paged, dense, batched[sid]):
-            torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0)
+            torch.testing.assert_close(
+                torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0
+            )
 
 
 @pytest.mark.parametrize("block", [5, 8, 13])
@@ -177,7 +179,9 @@ def test_paged_equals_dense_when_blocks_are_wider_than_chunks(block: int) -> Non
     expected = torch.cat(parts.model.offline(chunks, 2), dim=1)
     for run in (run_paged, run_dense):
         outputs, _ = run(parts, 1, chunks)
-        torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0
+        )
 
 
 def test_paged_and_dense_decode_the_same_tokens() -> None:

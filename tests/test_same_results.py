@@ -72,13 +72,11 @@ def test_hypotheses_and_decoder_results_follow_the_same_rule() -> None:
         assert_same_results([one._replace(times=(4, 6))], [one])
     result = GpuDecoderResult.from_hypotheses([[one]])
     assert_same_results(GpuDecoderResult.from_hypotheses([[one._replace(score=near)]]), result)
+    other = GpuDecoderResult.from_hypotheses([[one._replace(tokens=(1, 3))]])
     with pytest.raises(AssertionError, match=r"tokens\.0\.0"):
-        other = one._replace(tokens=(1, 3))
-        assert_same_results(GpuDecoderResult.from_hypotheses([[other]]), result)
+        assert_same_results(other, result)
 
 
 def test_a_smaller_tolerance_may_be_asked_for() -> None:
     with pytest.raises(AssertionError, match=r"score: -1\.00009"):
-        assert_same_results(
-            changed("nbest", 0, "score", value=-1.00009), DOCUMENT, tolerance=1e-9
-        )
+        assert_same_results(changed("nbest", 0, "score", value=-1.00009), DOCUMENT, tolerance=1e-9)
