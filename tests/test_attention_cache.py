@@ -426,6 +426,7 @@ def geometries(draw: st.DrawFn) -> CacheConfig:
     )  # fmt: skip
 
 
+@pytest.mark.numerics
 @settings(max_examples=60, deadline=None)
 @given(config=geometries(), data=st.data())
 def test_ragged_batches_equal_the_oracle_for_any_geometry(
@@ -464,6 +465,7 @@ def test_ragged_batches_equal_the_oracle_for_any_geometry(
         )
 
 
+@pytest.mark.numerics
 def test_a_lane_beside_live_rows_changes_no_output() -> None:
     manager = make_manager(scratch_blocks=2, pad_lanes=1)
     cnn = CnnCacheManager(manager.config, extra_slots=1)

@@ -157,6 +157,7 @@ def run_batched(parts: Parts, streams: dict[int, list[Tensor]]) -> dict[int, lis
     return outputs
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("left", [-1, 0, 1, 3])
 def test_paged_dense_and_batched_give_the_oracles_numbers(left: int) -> None:
     parts = make_parts(num_left_chunks=left, max_num_blocks=64)

@@ -14,6 +14,8 @@ from oasr_backend.errors import CheckpointError
 from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from tests.rounding import gamma
 
+pytestmark = pytest.mark.numerics
+
 DEMO_DIR = Path(__file__).parent.parent / "model_repository/oasr_streaming/demo_en"
 #: Two float32 neighbours: both sides are rounded once, from float64.
 EPS = torch.finfo(torch.float32).eps

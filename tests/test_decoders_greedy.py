@@ -13,6 +13,8 @@ from oasr_backend.kernels import best_tokens
 from tests.reference.ctc import greedy
 from tests.rounding import log_softmax_bound
 
+pytestmark = pytest.mark.numerics
+
 GOLDEN = Path(__file__).parent / "golden"
 CONFIG = GpuDecoderConfig(decoder="greedy")
 #: The tests' log-probs are normalised, and the decoder does it again: at most 7 units above -20.

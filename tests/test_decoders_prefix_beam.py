@@ -61,6 +61,7 @@ def assert_equals_reference(
         assert found == pytest.approx(score, abs=ctc_score_bound(len(log_probs_TV), score))
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("chunk_frames", [5, 16])
 @pytest.mark.parametrize(("folder", "key"), GOLDEN_KEYS)
 def test_the_beam_equals_wenets_on_the_goldens(folder: str, key: str, chunk_frames: int) -> None:
@@ -75,6 +76,7 @@ def test_the_beam_equals_wenets_on_the_goldens(folder: str, key: str, chunk_fram
     )
 
 
+@pytest.mark.numerics
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
@@ -132,6 +134,7 @@ def test_a_skipped_gap_does_not_write_a_token_twice() -> None:
     assert decode(spell(frames), config, [3, 4, 9]).best() == [1, 2, 2, 3]
 
 
+@pytest.mark.numerics
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), num_streams=st.integers(1, 64), seed=st.integers(0, 2**31))
 def test_streams_decoded_together_equal_streams_decoded_alone(
@@ -160,6 +163,7 @@ def test_streams_decoded_together_equal_streams_decoded_alone(
         assert_equals_reference(together, log_probs_TV, config)
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
 def test_times_and_log_probs_do_not_depend_on_the_cut(sharpness: float) -> None:
     config = GpuDecoderConfig(nbest=10)

@@ -55,6 +55,7 @@ def test_a_chunk_without_frames_changes_nothing(decoder: GpuStreamingDecoder) ->
     assert decoder.peek() == before
 
 
+@pytest.mark.numerics
 def test_masked_rows_and_frames_leave_the_state_unchanged(decoder: GpuStreamingDecoder) -> None:
     states = [decoder.create_state(1, 8) for _ in range(3)]
     decoder.decode_chunk_batch(log_probs(0, 3, 6, 8), states)
@@ -73,6 +74,7 @@ def test_masked_rows_and_frames_leave_the_state_unchanged(decoder: GpuStreamingD
     assert_same_results(after[1], decoder.peek(alone))
 
 
+@pytest.mark.numerics
 def test_nan_past_a_rows_frames_reaches_nobody(decoder: GpuStreamingDecoder) -> None:
     states = [decoder.create_state(1, 8) for _ in range(3)]
     chunk = log_probs(2, 3, 6, 8)

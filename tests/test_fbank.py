@@ -17,6 +17,8 @@ from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
 from tests.reference.fbank import exact_features
 from tests.rounding import gamma
 
+pytestmark = pytest.mark.numerics
+
 DEMO_DIR = Path(__file__).parent.parent / "model_repository/oasr_streaming/demo_en"
 WAVS = sorted((DEMO_DIR / "testset").glob("*.wav"))
 

@@ -92,6 +92,7 @@ def test_a_phrase_gains_nothing_inside_a_longer_word() -> None:
     assert walked_bonus(graph, [1], is_final=True) == 0.0
 
 
+@pytest.mark.numerics
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
@@ -216,6 +217,7 @@ def test_true_rare_words_are_heard_more_often_and_absent_ones_cost_little(
     assert jiwer.wer(truth, disturbed) <= jiwer.wer(truth, plain) + 0.005
 
 
+@pytest.mark.numerics
 def test_neighbours_of_a_stream_with_hotwords_are_what_they_were() -> None:
     options: list[dict[str, Any]] = [{}, BEAM, {**BEAM, "nbest": 4}, BEAM]
     audio = [noise(seed, seconds=2 + seed / 4) for seed in range(4)]

@@ -11,6 +11,8 @@ from oasr_backend.engine import Engine
 from tests.engine_helpers import STRIDE_SAMPLES, WINDOW_SAMPLES, golden_engine, noise
 from tests.same_results import TOLERANCE
 
+pytestmark = pytest.mark.numerics
+
 WIDTHS = (4, 6, 8, 16, 24, 48)
 
 

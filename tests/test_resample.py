@@ -15,6 +15,8 @@ from oasr_backend.errors import InvalidRequestError, StreamStateError
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.resample import StreamingResampler
 
+pytestmark = pytest.mark.numerics
+
 Samples = npt.NDArray[np.float32]
 #: The resampler's "HQ" promises 20 bits, of which float32 keeps all: one in the last of them.
 HQ_ERROR = 2.0**-20

@@ -126,6 +126,7 @@ def test_a_text_that_is_put_together_piece_by_piece_is_the_text_of_all_tokens(
     assert stream.settled.num_tokens > 0.5 * len(whole.tokens)
 
 
+@pytest.mark.numerics
 def test_streams_of_different_decoders_share_steps_and_disturb_nobody() -> None:
     options: list[dict[str, Any]] = [
         {}, BEAM, {**BEAM, "beam_size": 3}, {"word_times": True}, EVERYTHING, BEAM,
