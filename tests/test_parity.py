@@ -13,9 +13,11 @@ import pytest
 from oasr_backend.config import ServingConfig
 from oasr_backend.parity import decode_features, stream_log_probs
 from tests.conftest import GOLDEN_DIR
+from tests.same_results import TOLERANCE
+
+pytestmark = pytest.mark.numerics
 
 CHECKPOINTS = ("wenet_small", "wenet_bn_k31")
-TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
