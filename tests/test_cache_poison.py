@@ -94,7 +94,6 @@ def run(pool: BlockPool, cnn: CnnCacheManager) -> list[Tensor]:
     return outputs
 
 
-@pytest.mark.numerics
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

@@ -163,7 +163,6 @@ def test_streams_decoded_together_equal_streams_decoded_alone(
         assert_equals_reference(together, log_probs_TV, config)
 
 
-@pytest.mark.numerics
 @pytest.mark.parametrize("sharpness", [0.5, 3.0])
 def test_times_and_log_probs_do_not_depend_on_the_cut(sharpness: float) -> None:
     config = GpuDecoderConfig(nbest=10)

@@ -44,6 +44,8 @@ class Environment:
             "ATEN_CPU_CAPABILITY": _ATEN[self.aten],
             "OMP_NUM_THREADS": str(self.num_threads),
             "OMP_WAIT_POLICY": "PASSIVE",
+            # MKL would take no more threads than there are cores, and PyTorch follows it.
+            "MKL_DYNAMIC": "FALSE",
         }
         if self.onednn is not None:
             found["ONEDNN_MAX_CPU_ISA"] = _ONEDNN[self.onednn]
