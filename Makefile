@@ -9,10 +9,10 @@ export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check lint types unit bench bench-gpu chaos format clean
+.PHONY: help install demo serve test check lint types unit instruction-sets bench bench-gpu chaos format clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 install: $(STAMP) ## Make .venv with the server, the client and the tools, all pinned
 
@@ -34,7 +34,7 @@ serve: install ## Serve model_repository/ until Ctrl-C
 
 test: check ## Everything that must pass: lint, types, tests (a live tritonserver included)
 
-check: lint types unit ## Lint, types and tests
+check: lint types unit instruction-sets ## Lint, types and tests
 
 lint: install ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -48,6 +48,9 @@ types: install ## mypy --strict on the package and the client
 
 unit: install ## The tests alone; PYTEST_FLAGS are passed on
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+instruction-sets: install ## The tests of numbers again, as on processors with other instructions and cores
+	$(BIN)/python -m tests.instruction_sets
 
 bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run

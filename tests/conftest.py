@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def live_server() -> Iterator[LiveServer]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
 
 
 @pytest.fixture(autouse=True, scope="session")

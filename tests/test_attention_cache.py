@@ -27,6 +27,7 @@ from oasr_backend.errors import (
     UnknownStreamError,
 )
 from tests.reference.stand_in_model import StandInModel
+from tests.rounding import FLOAT64_NETWORK
 
 CPU = torch.device("cpu")
 
@@ -425,6 +426,7 @@ def geometries(draw: st.DrawFn) -> CacheConfig:
     )  # fmt: skip
 
 
+@pytest.mark.numerics
 @settings(max_examples=60, deadline=None)
 @given(config=geometries(), data=st.data())
 def test_ragged_batches_equal_the_oracle_for_any_geometry(
@@ -458,9 +460,12 @@ def test_ragged_batches_equal_the_oracle_for_any_geometry(
             said[stream_id].append(output)
     for stream_id, chunks in heard.items():
         expected = torch.cat(model.offline(chunks, config.num_left_chunks), dim=1)[0]
-        torch.testing.assert_close(torch.cat(said[stream_id]), expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(said[stream_id]), expected, atol=FLOAT64_NETWORK, rtol=0
+        )
 
 
+@pytest.mark.numerics
 def test_a_lane_beside_live_rows_changes_no_output() -> None:
     manager = make_manager(scratch_blocks=2, pad_lanes=1)
     cnn = CnnCacheManager(manager.config, extra_slots=1)
@@ -482,7 +487,7 @@ def test_a_lane_beside_live_rows_changes_no_output() -> None:
         view.scatter(new_cnn)
         manager.commit_chunk_paged(0, 4)
         manager.check_integrity()
-        torch.testing.assert_close(log_probs[:1], output, atol=1e-12, rtol=0)
+        torch.testing.assert_close(log_probs[:1], output, atol=FLOAT64_NETWORK, rtol=0)
 
 
 # Dense mode

@@ -17,6 +17,7 @@ from benchmarks.report import Figure, Report, alternating_ms
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, utterances
 from oasr_backend.parity import stream_log_probs
 from tests.conftest import GOLDEN_DIR, LiveServer
+from tests.same_results import TOLERANCE
 
 SETTINGS = [(16, -1), (16, 4), (16, 0), (8, 4), (4, 0)]
 
@@ -44,7 +45,7 @@ def test_the_dense_conformer_and_the_served_path_give_the_same_log_probs(
     served_TV = stream_log_probs(
         directory, feats_TF, chunk_size=chunk_size, num_left_chunks=num_left_chunks
     )
-    np.testing.assert_allclose(served_TV, dense_TV.numpy(), atol=1e-4)
+    np.testing.assert_allclose(served_TV, dense_TV.numpy(), atol=TOLERANCE, rtol=0)
 
 
 def test_a_result_holds_what_is_needed_to_judge_it(tmp_path: Path) -> None:

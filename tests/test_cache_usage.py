@@ -21,6 +21,7 @@ from oasr_backend.cache import (
 )
 from oasr_backend.decoders import GpuDecoderConfig
 from tests.reference.stand_in_model import StandInModel
+from tests.rounding import FLOAT64_NETWORK
 
 Context = StreamContext[StreamHandle]
 VOCAB = 7
@@ -156,6 +157,7 @@ def run_batched(parts: Parts, streams: dict[int, list[Tensor]]) -> dict[int, lis
     return outputs
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("left", [-1, 0, 1, 3])
 def test_paged_dense_and_batched_give_the_oracles_numbers(left: int) -> None:
     parts = make_parts(num_left_chunks=left, max_num_blocks=64)
@@ -166,7 +168,9 @@ def test_paged_dense_and_batched_give_the_oracles_numbers(left: int) -> None:
         paged, _ = run_paged(parts, sid, chunks)
         dense, _ = run_dense(parts, sid, chunks)
         for outputs in (paged, dense, batched[sid]):
-            torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-9, rtol=0)
+            torch.testing.assert_close(
+                torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0
+            )
 
 
 @pytest.mark.parametrize("block", [5, 8, 13])
@@ -176,7 +180,9 @@ def test_paged_equals_dense_when_blocks_are_wider_than_chunks(block: int) -> Non
     expected = torch.cat(parts.model.offline(chunks, 2), dim=1)
     for run in (run_paged, run_dense):
         outputs, _ = run(parts, 1, chunks)
-        torch.testing.assert_close(torch.cat(outputs, dim=1), expected, atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            torch.cat(outputs, dim=1), expected, atol=FLOAT64_NETWORK, rtol=0
+        )
 
 
 def test_paged_and_dense_decode_the_same_tokens() -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from oasr_backend.decoders import GpuDecoderConfig, GpuDecoderResult, GpuStreamingDecoder
 from tests.reference.ctc import best_alignment, prefix_beam
+from tests.rounding import ctc_score_bound
+from tests.same_results import assert_same_results
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_KEYS = [
@@ -55,9 +57,11 @@ def assert_equals_reference(
         threshold=config.blank_threshold,
     )[: config.nbest]
     assert [tuple(tokens) for tokens in result.tokens[entry]] == [p for p, _ in expected]
-    np.testing.assert_allclose(result.scores[entry], [s for _, s in expected], rtol=0, atol=1e-8)
+    for found, (_, score) in zip(result.scores[entry], expected, strict=True):
+        assert found == pytest.approx(score, abs=ctc_score_bound(len(log_probs_TV), score))
 
 
+@pytest.mark.numerics
 @pytest.mark.parametrize("chunk_frames", [5, 16])
 @pytest.mark.parametrize(("folder", "key"), GOLDEN_KEYS)
 def test_the_beam_equals_wenets_on_the_goldens(folder: str, key: str, chunk_frames: int) -> None:
@@ -66,9 +70,13 @@ def test_the_beam_equals_wenets_on_the_goldens(folder: str, key: str, chunk_fram
     cuts = range(chunk_frames, len(log_probs_TV), chunk_frames)
     result = decode(log_probs_TV, GpuDecoderConfig(), cuts)
     assert result.best() == golden[f"{key}.beam"].tolist()
-    assert result.scores[0][0] == pytest.approx(float(golden[f"{key}.beam_score"]), abs=1e-9)
+    score = float(golden[f"{key}.beam_score"])
+    assert result.scores[0][0] == pytest.approx(
+        score, abs=ctc_score_bound(len(log_probs_TV), score)
+    )
 
 
+@pytest.mark.numerics
 @settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
@@ -126,6 +134,7 @@ def test_a_skipped_gap_does_not_write_a_token_twice() -> None:
     assert decode(spell(frames), config, [3, 4, 9]).best() == [1, 2, 2, 3]
 
 
+@pytest.mark.numerics
 @settings(deadline=None, max_examples=25)
 @given(data=st.data(), num_streams=st.integers(1, 64), seed=st.integers(0, 2**31))
 def test_streams_decoded_together_equal_streams_decoded_alone(
@@ -148,9 +157,9 @@ def test_streams_decoded_together_equal_streams_decoded_alone(
         assert state.step == len(log_probs_TV)
         alone = decode(log_probs_TV, config)
         together = decoder.peek(state)
-        assert (together.tokens, together.times) == (alone.tokens, alone.times)
         assert together.token_log_probs == alone.token_log_probs
-        np.testing.assert_allclose(together.scores[0], alone.scores[0], rtol=0, atol=1e-9)
+        bound = ctc_score_bound(len(log_probs_TV), alone.scores[0][-1])
+        assert_same_results(together, alone, tolerance=bound)
         assert_equals_reference(together, log_probs_TV, config)
 
 

@@ -55,6 +55,7 @@ def wer(clips: Sequence[Clip], texts: Sequence[str]) -> float:
     return float(jiwer.wer([clip.text for clip in clips], list(texts)))
 
 
+@pytest.mark.numerics
 def test_every_clip_has_the_text_of_wenets_own_streaming_loop(all_clips: list[Clip]) -> None:
     assert len(all_clips) == 70
     settings = ServingConfig(chunk_size=16, num_left_chunks=4, tail_padding=False)

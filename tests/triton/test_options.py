@@ -17,6 +17,7 @@ from oasr_backend.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
 from tests.result_schema import check_document
+from tests.same_results import assert_same_results
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import audio, sequence
 
@@ -95,13 +96,7 @@ def test_the_n_best_are_those_of_the_decoder_in_process(
 ) -> None:
     for index, samples in enumerate(recordings[:4]):
         served = asker.ask(f"nbest-{index}", samples, **EVERYTHING)[-1]
-        local = in_process(engine, samples, **EVERYTHING)
-        assert [one["tokens"] for one in served["nbest"]] == [
-            one["tokens"] for one in local["nbest"]
-        ]
-        scores = [one["score"] for one in local["nbest"]]
-        assert [one["score"] for one in served["nbest"]] == pytest.approx(scores, abs=1e-2)
-        assert served["words"] == local["words"]
+        assert_same_results(served, in_process(engine, samples, **EVERYTHING))
 
 
 def test_two_seconds_of_silence_are_one_border_on_the_wire(
