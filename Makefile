@@ -58,7 +58,7 @@ bench-gpu: install ## The same on a GPU machine; one device step, the steady sta
 	$(BIN)/python -m benchmarks.steady_state
 
 chaos: install ## MINUTES=10: hostile clients against a live server; fails unless nothing leaks
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.chaos --minutes $(MINUTES)
 
 format: install ## Reformat the code
 	$(BIN)/ruff check --fix .

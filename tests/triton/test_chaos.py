@@ -1,4 +1,4 @@
-"""Hostile clients against a real server: the short forms of `python -m tests.chaos`."""
+"""Hostile clients against a real server: the short forms of `python -m benchmarks.chaos`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.behaving import Outcome
-from tests.chaos.caller import Record
-from tests.chaos.full_house import (
+from benchmarks.chaos.behaving import Outcome
+from benchmarks.chaos.caller import Record
+from benchmarks.chaos.full_house import (
     DEAD_LIMITS,
     LIVING_LIMITS,
     full_of_the_dead,
     full_of_the_living,
 )
-from tests.chaos.health import Memory, Streams, slope_per_minute
-from tests.chaos.report import (
+from benchmarks.chaos.health import Memory, Streams, slope_per_minute
+from benchmarks.chaos.report import (
     Check,
     deed_check,
     hang_checks,
@@ -30,9 +30,9 @@ from tests.chaos.report import (
     rest_checks,
     text_checks,
 )
-from tests.chaos.run import ChaosSettings, run_chaos
-from tests.chaos.scenarios import Overload, bad_requests, open_and_abandon, overload
-from tests.chaos.server import FAULTY_MODEL
+from benchmarks.chaos.run import ChaosSettings, run_chaos
+from benchmarks.chaos.scenarios import Overload, bad_requests, open_and_abandon, overload
+from benchmarks.chaos.server import FAULTY_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND_IN_FAULTY_SERVER = {
@@ -193,7 +193,7 @@ def test_chaos_leaves_nothing_behind_and_hurts_nobody() -> None:
 @pytest.mark.triton
 def test_every_fault_of_a_server_is_found_and_is_the_exit_status(tmp_path: Path) -> None:
     """The faults are those of `faulty_model.py`."""
-    command = [sys.executable, "-m", "tests.chaos", "--minutes", "0.5", "--clients", "24"]
+    command = [sys.executable, "-m", "benchmarks.chaos", "--minutes", "0.5", "--clients", "24"]
     command += ["--deadline", "10", "--model", str(FAULTY_MODEL)]
     command += ["--json", str(tmp_path / "report.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)

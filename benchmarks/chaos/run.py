@@ -11,22 +11,18 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.load import wire
-from benchmarks.load.prometheus import Metrics
-from oasr_backend.serve.group import running_in_group
-from oasr_backend.serve.process import TritonServer
-from tests.chaos.acts import ACTS, DEEDS, Stage
-from tests.chaos.behaving import Manners, Outcome, behave
-from tests.chaos.caller import Caller, Record
-from tests.chaos.calm import fill, quiet_pass, rehearse, speak_a_minute
-from tests.chaos.health import (
+from benchmarks.chaos.acts import ACTS, DEEDS, Stage
+from benchmarks.chaos.behaving import Manners, Outcome, behave
+from benchmarks.chaos.caller import Caller, Record
+from benchmarks.chaos.calm import fill, quiet_pass, rehearse, speak_a_minute
+from benchmarks.chaos.health import (
     Memory,
     Streams,
     stall_now_and_then,
     wait_until_empty,
     watch,
 )
-from tests.chaos.report import (
+from benchmarks.chaos.report import (
     ChaosReport,
     Check,
     deed_check,
@@ -36,8 +32,12 @@ from tests.chaos.report import (
     rest_checks,
     text_checks,
 )
-from tests.chaos.server import Limits, limited_server
-from tests.chaos.speech import read_clips
+from benchmarks.chaos.server import Limits, limited_server
+from benchmarks.chaos.speech import read_clips
+from benchmarks.load import wire
+from benchmarks.load.prometheus import Metrics
+from oasr_backend.serve.group import running_in_group
+from oasr_backend.serve.process import TritonServer
 
 _REAP_MARGIN_S = 15.0
 #: glibc keeps up to twice the largest block that was ever freed, so a minute of audio lets resident

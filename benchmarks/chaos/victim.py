@@ -9,9 +9,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from benchmarks.chaos.caller import request
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
-from tests.chaos.caller import request
-from tests.chaos.speech import Clip, read_clips
 
 READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from oasr_client import ClientError, StreamingClient
 
+from benchmarks.chaos.caller import EMPTY, new_id, request
+from benchmarks.chaos.report import Check
+from benchmarks.chaos.server import MODEL_NAME
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
 from benchmarks.load.utterances import SAMPLE_RATE
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import EMPTY, new_id, request
-from tests.chaos.report import Check
-from tests.chaos.server import MODEL_NAME
-from tests.chaos.speech import Clip, read_clips
 
 _REHEARSAL_DEADLINE_S = 60.0
 _MINUTE_S = 60

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 
+from benchmarks.chaos.server import MODEL_NAME
 from benchmarks.load import wire
 from benchmarks.load.utterances import Pcm
-from tests.chaos.server import MODEL_NAME
 
 OK = "OK"
 REFUSED = "UNAVAILABLE"

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.load import wire
-from benchmarks.load.utterances import Pcm
-from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import (
+from benchmarks.chaos.caller import (
     EMPTY,
     INVALID,
     OK,
@@ -25,12 +22,15 @@ from tests.chaos.caller import (
     new_id,
     request,
 )
-from tests.chaos.server import Limits
-from tests.chaos.speech import Clip
-from tests.chaos.victim import READY
+from benchmarks.chaos.server import Limits
+from benchmarks.chaos.speech import Clip
+from benchmarks.chaos.victim import READY
+from benchmarks.load import wire
+from benchmarks.load.utterances import Pcm
+from oasr_backend.serve.process import TritonServer
 
 _VICTIM_START_TIMEOUT_S = 60.0
-_VICTIM_ARGUMENTS = ("-m", "tests.chaos.victim")
+_VICTIM_ARGUMENTS = ("-m", "benchmarks.chaos.victim")
 _NUM_EMPTY = 5
 #: What a run has done at least once each, or it was no chaos.
 DEEDS = (

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import grpc  # type: ignore[import-untyped]
 
+from benchmarks.chaos.caller import EMPTY, OK, new_id, request
+from benchmarks.chaos.calm import speak_a_minute
+from benchmarks.chaos.health import Streams, wait_until_empty
+from benchmarks.chaos.server import Limits, limited_server
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
 from benchmarks.load.prometheus import Metrics
 from benchmarks.load.utterances import Pcm
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import EMPTY, OK, new_id, request
-from tests.chaos.calm import speak_a_minute
-from tests.chaos.health import Streams, wait_until_empty
-from tests.chaos.server import Limits, limited_server
-from tests.chaos.speech import Clip, read_clips
 
 _DEADLINE_S = 60.0
 _ASK_AGAIN_S = 0.1

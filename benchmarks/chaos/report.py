@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from benchmarks.chaos.behaving import Outcome
+from benchmarks.chaos.caller import Record
+from benchmarks.chaos.health import Memory, Streams, slope_per_minute
 from benchmarks.load.statistics import summary_ms
-from tests.chaos.behaving import Outcome
-from tests.chaos.caller import Record
-from tests.chaos.health import Memory, Streams, slope_per_minute
 
 #: A run is long enough for this bound from so many watched minutes on. What memory comes and goes
 #: tilts the fit of a shorter one more than a leak does, so that one may grow by an amount instead.

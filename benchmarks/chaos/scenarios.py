@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 
+from benchmarks.chaos.acts import WRONG_TENSORS
+from benchmarks.chaos.caller import EMPTY, REFUSED, SILENCE, bad_request, new_id, request
+from benchmarks.chaos.health import Memory, Streams, wait_until_empty
+from benchmarks.chaos.server import Limits, limited_server
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
 from benchmarks.load.prometheus import HistogramChange, Metrics
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.acts import WRONG_TENSORS
-from tests.chaos.caller import EMPTY, REFUSED, SILENCE, bad_request, new_id, request
-from tests.chaos.health import Memory, Streams, wait_until_empty
-from tests.chaos.server import Limits, limited_server
-from tests.chaos.speech import Clip, read_clips
 
 _DEADLINE_S = 20.0
 _NUM_CONNECTIONS = 4
