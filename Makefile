@@ -7,9 +7,13 @@ MINUTES ?= 10
 # OpenMP threads that spin while they wait take the cores from the server under test.
 export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
+# Most of a live test is waiting, so two at a time are nearly twice as fast; files stay whole, for
+# their servers. Each worker computes with one thread.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check lint types unit bench bench-gpu chaos format clean
+.PHONY: help install demo serve test check lint types unit live slow bench bench-gpu chaos format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,9 +36,9 @@ demo: install ## Start tritonserver, stream a WAV at real-time pace, show live c
 serve: install ## Serve model_repository/ until Ctrl-C
 	$(BIN)/oasr-serve
 
-test: check ## Everything that must pass: lint, types, tests (a live tritonserver included)
+test: check live slow ## Everything that must pass: lint, types, all tests
 
-check: lint types unit ## Lint, types and tests
+check: lint types unit ## The fast loop: lint, types and the tests that need no server
 
 lint: install ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -46,8 +50,14 @@ types: install ## mypy --strict on the package and the client
 	@mkdir -p .cache/mypy && ln -sfn ../../client .cache/mypy/oasr_client
 	MYPYPATH=.cache/mypy $(BIN)/mypy -p oasr_backend -p oasr_client
 
-unit: install ## The tests alone; PYTEST_FLAGS are passed on
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+unit: install ## Tests without a server, four minutes; PYTEST_FLAGS are passed on, as to the next two
+	$(PYTEST) -m "not live and not slow"
+
+live: install ## Tests against a live tritonserver
+	$(PYTEST) -m "live and not slow"
+
+slow: install ## Tests of minutes each: chaos, long streams, benchmarks
+	$(PYTEST) -m "slow"
 
 bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run

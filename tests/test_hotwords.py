@@ -91,7 +91,7 @@ def test_a_phrase_gains_nothing_inside_a_longer_word() -> None:
     assert walked_bonus(graph, [1], is_final=True) == 0.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     lists=st.lists(phrase_lists, min_size=1, max_size=4),

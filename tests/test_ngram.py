@@ -103,7 +103,6 @@ def scorer_of(path: Path, *, weight: float = 1.0, unit_bonus: float = 0.0) -> Ng
     return NgramScorer(model, weight=weight, unit_bonus=unit_bonus, device=DEVICE)
 
 
-@settings(deadline=None)
 @given(entries=models(), text=st.lists(st.integers(1, 4), max_size=8))
 def test_a_text_scores_what_the_definition_says(
     tmp_path_factory: pytest.TempPathFactory, entries: Entries, text: list[int]
@@ -114,7 +113,7 @@ def test_a_text_scores_what_the_definition_says(
     assert found == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(entries=models(), seed=st.integers(0, 2**31), cut=st.integers(0, 15))
 def test_the_fused_beam_equals_the_plain_search(
     tmp_path_factory: pytest.TempPathFactory, entries: Entries, seed: int, cut: int

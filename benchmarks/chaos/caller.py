@@ -20,6 +20,9 @@ from benchmarks.load.utterances import Pcm
 OK = "OK"
 REFUSED = "UNAVAILABLE"
 INVALID = "INVALID_ARGUMENT"
+#: A request that takes longer hangs. Far above what a minute of audio takes on a small machine
+#: that others use as well.
+DEADLINE_S = 300.0
 _MAX_EXAMPLES = 10
 
 _ids = itertools.count((1 + secrets.randbits(20)) << 40)

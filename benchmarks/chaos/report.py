@@ -90,9 +90,13 @@ def _mark(check: Check) -> str:
     return "ok    " if check.passed else "FAILED"
 
 
+def missing_deeds(record: Record, deeds: Iterable[str]) -> list[str]:
+    return [deed for deed in deeds if not record.deeds[deed]]
+
+
 def deed_check(record: Record, deeds: Iterable[str]) -> Check:
     """A run without one of its acts proves nothing about it."""
-    missing = [deed for deed in deeds if not record.deeds[deed]]
+    missing = missing_deeds(record, deeds)
     done = ", ".join(f"{deed} {record.deeds[deed]}" for deed in deeds)
     return Check("every act took place", not missing, f"missing: {missing}" if missing else done)
 

@@ -14,7 +14,15 @@ import grpc  # type: ignore[import-untyped]
 import numpy as np
 
 from benchmarks.chaos.acts import WRONG_TENSORS
-from benchmarks.chaos.caller import EMPTY, REFUSED, SILENCE, bad_request, new_id, request
+from benchmarks.chaos.caller import (
+    DEADLINE_S,
+    EMPTY,
+    REFUSED,
+    SILENCE,
+    bad_request,
+    new_id,
+    request,
+)
 from benchmarks.chaos.health import Memory, Streams, wait_until_empty
 from benchmarks.chaos.server import Limits, limited_server
 from benchmarks.chaos.speech import Clip, read_clips
@@ -22,7 +30,6 @@ from benchmarks.load import wire
 from benchmarks.load.prometheus import HistogramChange, Metrics
 from oasr_backend.serve.process import TritonServer
 
-_DEADLINE_S = 20.0
 _NUM_CONNECTIONS = 4
 
 
@@ -46,7 +53,6 @@ ABANDON_LIMITS = Limits(max_streams=600, triton_idle_s=1.0, stream_idle_s=2.0)
 _WINDOW_EVERY = 25
 _NUM_OPENERS = 32
 _ASK_AGAIN_S = 0.05
-_STUCK_S = 30.0
 
 
 def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Abandoned:
@@ -56,7 +62,7 @@ def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Ab
         answers = asyncio.run(_open_many(server.grpc_url, count))
         at_last = Streams.read(server)
         begin_s = time.monotonic()
-        after = wait_until_empty(server, before.free_blocks, limits.stream_idle_s + 20.0)
+        after = wait_until_empty(server, before.free_blocks, limits.stream_idle_s + DEADLINE_S)
         return Abandoned(
             num_opened=answers["OK"],
             num_refused=answers.total() - answers["OK"],
@@ -81,7 +87,7 @@ async def _open_many(url: str, count: int) -> Counter[str]:
             started = request(new_id(), samples, flags=wire.START)
             while (status := await _status(channel, started)) != "OK":
                 answers[status] += 1
-                if time.monotonic() - last_opened_s > _STUCK_S:
+                if time.monotonic() - last_opened_s > DEADLINE_S:
                     return
                 await asyncio.sleep(_ASK_AGAIN_S)
             answers["OK"] += 1
@@ -95,7 +101,7 @@ async def _open_many(url: str, count: int) -> Counter[str]:
 
 async def _status(channel: wire.InferChannel, request_bytes: bytes) -> str:
     try:
-        await channel.call(request_bytes, _DEADLINE_S)
+        await channel.call(request_bytes, DEADLINE_S)
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
     return "OK"
@@ -120,17 +126,18 @@ class Overload:
         latencies = [[array("d") for _ in range(num_phases)] for _ in range(2)]
         return cls(*latencies)
 
-    def p99_ratio(self) -> float:
-        """With the flood over without it, for each phase and the one before: the median of these.
+    def slowdown(self) -> float:
+        """90th percentile with the flood over that of the phase before: the median of all pairs.
 
         A machine that stands still for a moment spoils one pair, a flood that does harm all.
         """
-        p99_s = [np.percentile(phase_s, 99) for phase_s in self.admitted_s]
-        return float(np.median(np.divide(p99_s[1::2], p99_s[0::2])))
+        p90_s = [np.percentile(phase_s, 90) for phase_s in self.admitted_s]
+        return float(np.median(np.divide(p90_s[1::2], p90_s[0::2])))
 
-    def refusal_p99_s(self) -> float:
-        """The median over the flooded phases."""
-        return float(np.median([np.percentile(phase_s, 99) for phase_s in self.refusal_s[1::2]]))
+    def refusal_steps(self) -> float:
+        """How many mean steps a refusal takes: the median of the flooded phases' medians."""
+        medians_s = [np.median(phase_s) for phase_s in self.refusal_s[1::2]]
+        return float(np.median(medians_s)) / self.mean_step_s
 
 
 OVERLOAD_LIMITS = Limits(max_streams=4, triton_idle_s=30.0, stream_idle_s=40.0)
@@ -171,7 +178,7 @@ class _Overloading:
         ids = [new_id() for _ in range(self._limits.max_streams)]
         for stream_id in ids:
             started = request(stream_id, self._clip.samples_S[:16_000], flags=wire.START)
-            await self._admitted.call(started, _DEADLINE_S)
+            await self._admitted.call(started, DEADLINE_S)
         self._start_s = time.monotonic()
         knockers = 3 * self._limits.max_streams
         await asyncio.gather(
@@ -179,7 +186,7 @@ class _Overloading:
             *(self._knock(index / knockers) for index in range(knockers)),
         )
         for stream_id in ids:
-            await self._admitted.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+            await self._admitted.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
         for channel in (self._admitted, self._flood):
             await channel.close()
         return self._result
@@ -214,7 +221,7 @@ class _Overloading:
         started = request(new_id(), self._clip.samples_S[:5120], flags=wire.START)
         sent_s = time.monotonic()
         try:
-            await self._flood.call(started, _DEADLINE_S)
+            await self._flood.call(started, DEADLINE_S)
             self._result.refusals["OK"] += 1
         except grpc.aio.AioRpcError as error:
             self._result.refusal_s[phase].append(time.monotonic() - sent_s)
@@ -259,7 +266,7 @@ def bad_requests(count: int = 10_000, limits: Limits = BAD_LIMITS) -> BadRequest
             rest_before=rest_before,
             rest_after=Memory.at_rest(server),
             before=before,
-            after=wait_until_empty(server, before.free_blocks, 5.0),
+            after=wait_until_empty(server, before.free_blocks, DEADLINE_S),
         )
 
 
@@ -294,8 +301,8 @@ class _BesideBad:
             while self._num_sent < count * index // len(chunks):
                 await asyncio.sleep(0.01)
             flags = wire.START if index == 0 else b""
-            await channel.call(request(stream_id, chunk, flags=flags), _DEADLINE_S)
-        answer = await channel.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+            await channel.call(request(stream_id, chunk, flags=flags), DEADLINE_S)
+        answer = await channel.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
         return wire.text_of(answer)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 README = Path(__file__).parents[2] / "client" / "README.md"
 URL = "127.0.0.1:8001"
@@ -25,7 +26,9 @@ def run_example(needle: str, server: TritonServer, *, cwd: Path) -> list[str]:
     program = program.replace("oasr_streaming", "echo")
     more = {"model_name": "echo"} if "StreamingClient" in program else {}
     command = [sys.executable, "-c", f"MORE = {more}\n{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=cwd)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=GUARD_S, check=True, cwd=cwd
+    )
     return done.stdout.splitlines()
 
 
@@ -37,7 +40,7 @@ def test_the_install_without_torch_names_what_the_client_extra_names() -> None:
     assert [name.replace("[grpc,http]", "[all]") for name in shlex.split(line)] == json.loads(extra)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_the_class_example_prints_each_partial_and_the_final(
     echo_server: TritonServer, recording: Path
 ) -> None:
@@ -46,7 +49,7 @@ def test_the_class_example_prints_each_partial_and_the_final(
     assert lines == ["heard 10240", "heard 20480", "heard 24000", "heard 24000"]
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_the_plain_example_shows_the_words_of_a_recording(
     echo_server: TritonServer, tmp_path: Path
 ) -> None:

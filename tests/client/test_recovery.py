@@ -26,7 +26,7 @@ from oasr_client import (
 from oasr_backend.serve.process import TritonServer
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_stream_outlives_its_server_without_losing_a_sample(
     protocol: str, doomed_server: TritonServer
@@ -47,7 +47,7 @@ def test_a_stream_outlives_its_server_without_losing_a_sample(
     assert (final.text, final.segment) == ("heard 303", 0)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, protocol, options={"label": "a"})
@@ -58,7 +58,7 @@ def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: Trito
     assert (final.text, final.segment) == ("a heard 120", 0)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, "grpc", retry=RetryPolicy(replay_limit_s=0.0))
     with StreamingClient(**settings) as client, client.stream() as stream:
@@ -68,7 +68,7 @@ def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServe
     assert (final.text, final.segment) == ("heard 100 heard 20", 1)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_idle_stream_without_restarts_is_told_lost(
     protocol: str, echo_server: TritonServer
@@ -81,7 +81,7 @@ def test_an_idle_stream_without_restarts_is_told_lost(
             stream.finish(np.zeros(20))
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_failed_step_is_repaired_by_a_restart(protocol: str, echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, protocol, options={"fail_at": 3})
@@ -90,7 +90,7 @@ def test_a_failed_step_is_repaired_by_a_restart(protocol: str, echo_server: Trit
     assert texts == ["heard 10", "heard 20", "heard 30"]
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_overloaded_server_is_told_at_once(protocol: str, echo_server: TritonServer) -> None:
     wait_until_freed(echo_server)
@@ -103,7 +103,7 @@ def test_an_overloaded_server_is_told_at_once(protocol: str, echo_server: Triton
         assert [stream.finish().text for stream in running] == ["heard 10"] * 4
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_an_overloaded_server_is_asked_again_when_allowed(echo_server: TritonServer) -> None:
     wait_until_freed(echo_server)
     patient = RetryPolicy(start_attempts=50, backoff_s=0.05, max_backoff_s=0.1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oasr_client.errors import (
     ClientError,
@@ -235,7 +235,6 @@ def test_an_option_that_is_no_scalar_is_refused() -> None:
         session(hotwords=["a"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 400_000), min_size=1, max_size=4))
 def test_pieces_hold_the_same_samples(sizes: list[int]) -> None:
     chunks = [np.arange(size) for size in sizes]

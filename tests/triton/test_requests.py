@@ -15,7 +15,7 @@ from tests.conftest import LiveServer
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import NOTHING, AsyncWire, Wire, audio, run_async, status_of, tensor
 
-pytestmark = pytest.mark.triton
+pytestmark = pytest.mark.live
 
 WINDOW_SAMPLES = 10960
 
