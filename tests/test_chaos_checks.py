@@ -34,10 +34,11 @@ REST = Memory(
 )  # fmt: skip
 
 
-def recorded() -> list[Memory]:
-    """A run's samples; the first and the last are at rest."""
-    samples = json.loads(RECORDED.read_text(encoding="utf-8"))["memory"]
-    return [Memory(**sample) for sample in samples]
+def recorded() -> tuple[list[Memory], int]:
+    """A run's samples, of which the first and the last are at rest, and how many streams it had."""
+    report = json.loads(RECORDED.read_text(encoding="utf-8"))
+    samples = [Memory(**sample) for sample in report["memory"]]
+    return samples, round(report["metrics"]["oasr_streams_opened_total"])
 
 
 def growing(samples: list[Memory], name: str, kib_per_min: float) -> list[Memory]:
@@ -60,9 +61,9 @@ def failing(checks: Iterable[Check]) -> set[str]:
 
 
 def test_what_a_run_showed_is_no_leak() -> None:
-    samples = recorded()
+    samples, num_streams = recorded()
     assert failing(memory_checks(samples[1:-1])) == set()
-    assert failing(rest_checks(samples[0], samples[-1])) == set()
+    assert failing(rest_checks(samples[0], samples[-1], num_streams=num_streams)) == set()
 
 
 @pytest.mark.parametrize(
@@ -75,9 +76,18 @@ def test_what_a_run_showed_is_no_leak() -> None:
     ],
 )
 def test_a_leak_of_a_mebibyte_a_minute_is_found_in_what_a_run_showed(name: str, check: str) -> None:
-    samples = growing(recorded(), name, LEAK_KIB_PER_MIN)
-    found = failing([*memory_checks(samples[1:-1]), *rest_checks(samples[0], samples[-1])])
-    assert found == {check}
+    samples, num_streams = recorded()
+    samples = growing(samples, name, LEAK_KIB_PER_MIN)
+    at_rest = rest_checks(samples[0], samples[-1], num_streams=num_streams)
+    assert failing([*memory_checks(samples[1:-1]), *at_rest]) == {check}
+
+
+@pytest.mark.parametrize("num_streams", [600, 6000])
+def test_what_one_stream_in_thirty_leaves_is_found_in_a_run_of_any_length(num_streams: int) -> None:
+    left_kib = 2 * 1024 + 40 * num_streams // 30
+    after = replace(REST, heap_kib=REST.heap_kib + left_kib)
+    found = failing(rest_checks(REST, after, num_streams=num_streams))
+    assert found == {"heap given back"}
 
 
 def test_regions_that_grow_in_steps_fail_the_check() -> None:
@@ -100,8 +110,8 @@ def test_memory_that_nobody_watched_is_no_proof() -> None:
 )
 def test_what_is_not_given_back_fails_the_check(more: dict[str, int], check: str) -> None:
     after = replace(REST, **{name: getattr(REST, name) + kib for name, kib in more.items()})
-    assert failing(rest_checks(REST, REST)) == set()
-    assert failing(rest_checks(REST, after)) == {check}
+    assert failing(rest_checks(REST, REST, num_streams=6000)) == set()
+    assert failing(rest_checks(REST, after, num_streams=6000)) == {check}
 
 
 def test_an_act_that_never_took_place_fails_the_check() -> None:

@@ -51,6 +51,11 @@ class Streams:
             time.sleep(0.1)
 
 
+def num_opened(server: TritonServer) -> int:
+    """Streams opened since the start, as published up to a publishing interval ago."""
+    return int(Metrics.fetch(server.metrics_url).total("oasr_streams_opened_total"))
+
+
 @dataclass(frozen=True)
 class Memory:
     """At one moment. `server_kib` is resident in tritonserver, `stub_kib` in the model's process.

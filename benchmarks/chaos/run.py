@@ -18,6 +18,7 @@ from benchmarks.chaos.calm import fill, quiet_pass, rehearse, speak_a_minute
 from benchmarks.chaos.health import (
     Memory,
     Streams,
+    num_opened,
     stall_now_and_then,
     wait_until_empty,
     watch,
@@ -108,7 +109,7 @@ class _Run:
         before = Streams.read(self._server)
         quiet, capacity = quiet_pass(self._server, self._clips)
         rehearsed = self._rehearse()
-        rest_before = Memory.at_rest(self._server)
+        rest_before, opened_before = Memory.at_rest(self._server), num_opened(self._server)
         processes = set(running_in_group(self._server.pid))
         begin_s = time.monotonic()
         unfinished = asyncio.run(self._drive(self._speed(capacity)))
@@ -117,6 +118,7 @@ class _Run:
             self._server, before.free_blocks, limits.stream_idle_s + DEADLINE_S
         )
         rest_after = Memory.at_rest(self._server)
+        num_streams = num_opened(self._server) - opened_before
         checks = [
             quiet,
             *rehearsed,
@@ -125,7 +127,7 @@ class _Run:
             *hang_checks(self._behaving, self._record, unfinished=unfinished),
             *leak_checks(before, after),
             *memory_checks(self._memory),
-            *rest_checks(rest_before, rest_after),
+            *rest_checks(rest_before, rest_after, num_streams=num_streams),
             asyncio.run(fill(self._server.grpc_url, num_slots=limits.max_streams)),
             self._still_there(processes),
         ]
