@@ -33,7 +33,7 @@ from benchmarks.load.worker import (
 logger = logging.getLogger(__name__)
 
 _START_MARGIN_S = 0.5
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 600.0
 #: Fractions of it spread any number of points evenly, whatever their count.
 _GOLDEN_RATIO = 0.6180339887498949
 _RUN_ID_BITS, _STREAM_ID_BITS = 22, 40

@@ -21,7 +21,7 @@ import grpc  # type: ignore[import-untyped]
 from benchmarks.load import wire
 from benchmarks.load.utterances import Utterance
 
-CONNECT_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 60.0
 _SOLO_DEADLINE_S = 60.0
 _MAX_WRONG_EXAMPLES = 5
 _SUMS = (

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -14,6 +13,7 @@ from echo_helpers import (
     EACH_PROTOCOL,
     NO_RESTART,
     settings_for,
+    wait_until_forgotten,
     wait_until_freed,
 )
 from oasr_client import (
@@ -24,6 +24,7 @@ from oasr_client import (
 )
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 
 @pytest.mark.live
@@ -31,7 +32,7 @@ from oasr_backend.serve.process import TritonServer
 def test_a_stream_outlives_its_server_without_losing_a_sample(
     protocol: str, doomed_server: TritonServer
 ) -> None:
-    patient = RetryPolicy(start_attempts=100, backoff_s=0.1, max_backoff_s=0.2)
+    patient = RetryPolicy(start_attempts=5000, backoff_s=0.1, max_backoff_s=0.2)
     settings = settings_for(doomed_server, protocol, retry=patient)
     successor = TritonServer(doomed_server.settings)
     with contextlib.ExitStack() as cleanup:
@@ -41,7 +42,7 @@ def test_a_stream_outlives_its_server_without_losing_a_sample(
             stream.send(np.zeros(100))
             stream.send(np.zeros(200))
             os.killpg(doomed_server.pid, signal.SIGKILL)
-            doomed_server.wait(10)
+            doomed_server.wait(GUARD_S)
             successor.start()
             final = stream.finish(np.zeros(3))
     assert (final.text, final.segment) == ("heard 303", 0)
@@ -53,7 +54,7 @@ def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: Trito
     settings = settings_for(echo_server, protocol, options={"label": "a"})
     with StreamingClient(**settings) as client, client.stream("idler") as stream:
         stream.send(np.zeros(100))
-        time.sleep(2.0)
+        wait_until_forgotten(echo_server)
         final = stream.finish(np.zeros(20))
     assert (final.text, final.segment) == ("a heard 120", 0)
 
@@ -63,7 +64,7 @@ def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServe
     settings = settings_for(echo_server, "grpc", retry=RetryPolicy(replay_limit_s=0.0))
     with StreamingClient(**settings) as client, client.stream() as stream:
         stream.send(np.zeros(100))
-        time.sleep(2.0)
+        wait_until_forgotten(echo_server)
         final = stream.finish(np.zeros(20))
     assert (final.text, final.segment) == ("heard 100 heard 20", 1)
 
@@ -76,7 +77,7 @@ def test_an_idle_stream_without_restarts_is_told_lost(
     settings = settings_for(echo_server, protocol, retry=NO_RESTART)
     with StreamingClient(**settings) as client, client.stream() as stream:
         stream.send(np.zeros(100))
-        time.sleep(2.0)
+        wait_until_forgotten(echo_server)
         with pytest.raises(StreamLostError, match="RetryPolicy"):
             stream.finish(np.zeros(20))
 
@@ -106,7 +107,7 @@ def test_an_overloaded_server_is_told_at_once(protocol: str, echo_server: Triton
 @pytest.mark.live
 def test_an_overloaded_server_is_asked_again_when_allowed(echo_server: TritonServer) -> None:
     wait_until_freed(echo_server)
-    patient = RetryPolicy(start_attempts=50, backoff_s=0.05, max_backoff_s=0.1)
+    patient = RetryPolicy(start_attempts=5000, backoff_s=0.05, max_backoff_s=0.1)
     with StreamingClient(**settings_for(echo_server, "grpc", retry=patient)) as client:
         running = [client.stream() for _ in range(4)]
         for stream in running:
