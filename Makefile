@@ -7,8 +7,7 @@ MINUTES ?= 10
 # OpenMP threads that spin while they wait take the cores from the server under test.
 export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
-# Most of a live test is waiting, so two at a time are nearly twice as fast; files stay whole, for
-# their servers. Each worker computes with one thread.
+# Much of a live test is waiting, so two run at a time. Files stay whole, for their servers.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
 
@@ -50,13 +49,13 @@ types: install ## mypy --strict on the package and the client
 	@mkdir -p .cache/mypy && ln -sfn ../../client .cache/mypy/oasr_client
 	MYPYPATH=.cache/mypy $(BIN)/mypy -p oasr_backend -p oasr_client
 
-unit: install ## Tests without a server, four minutes; PYTEST_FLAGS are passed on, as to the next two
+unit: install ## Tests that need no server; PYTEST_FLAGS are passed on, here and below
 	$(PYTEST) -m "not live and not slow"
 
-live: install ## Tests against a live tritonserver
+live: install ## Tests against live tritonservers
 	$(PYTEST) -m "live and not slow"
 
-slow: install ## Tests of minutes each: chaos, long streams, benchmarks
+slow: install ## The longest tests: chaos, long streams, kernels in the interpreter
 	$(PYTEST) -m "slow"
 
 bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json

@@ -44,7 +44,7 @@ def test_a_test_without_the_marker_cannot_start_a_server() -> None:
 
 def test_every_test_is_chosen_by_exactly_one_target() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    chosen = re.findall(r'\$\(PYTEST\) -m "([^"]+)"', makefile)
+    chosen = re.findall(r'^(?:unit|live|slow):.*\n\t\$\(PYTEST\) -m "([^"]+)"', makefile, re.M)
     assert len(chosen) == 3
     for live, slow in product((False, True), repeat=2):
         marks = {"live": live, "slow": slow}
@@ -53,3 +53,11 @@ def test_every_test_is_chosen_by_exactly_one_target() -> None:
 
 def test_no_generated_example_has_a_deadline() -> None:
     assert hypothesis.settings().deadline is None
+
+
+def test_the_slowest_tests_are_always_shown_and_every_marker_is_known(
+    request: pytest.FixtureRequest,
+) -> None:
+    options = request.config.getini("addopts")
+    assert "--durations=25" in options
+    assert "--strict-markers" in options
