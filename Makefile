@@ -7,9 +7,9 @@ MINUTES ?= 10
 # OpenMP threads that spin while they wait take the cores from the server under test.
 export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
-# Much of a live test is waiting, so two run at a time. Files stay whole, for their servers.
+# Much of a live test is waiting, so two run at a time.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_FLAGS)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test check lint types unit live slow bench bench-gpu chaos format clean

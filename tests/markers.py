@@ -1,4 +1,4 @@
-"""Which tests are `live` and how long a `slow` one may take: rules instead of lists."""
+"""Which tests are `live`, how long a `slow` one may take, who shares a worker: rules, not lists."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ def is_live(path: Path, fixtures: frozenset[str]) -> bool:
 
 
 def automatic_marks(item: pytest.Item) -> Iterator[pytest.MarkDecorator]:
-    """`live` by the rules; for what is marked `slow`, a longer time limit."""
-    fixtures = frozenset(getattr(item, "fixturenames", ()))
-    if is_live(item.path, fixtures):
+    """`live` by the rules; for what is marked `slow`, a longer time limit; a group of workers.
+
+    A file is one group, for its fixtures. Slow live tests have servers of their own, so each of
+    them goes where a worker is free.
+    """
+    rule = is_live(item.path, frozenset(getattr(item, "fixturenames", ())))
+    live = rule or item.get_closest_marker("live") is not None
+    slow = item.get_closest_marker("slow") is not None
+    if rule:
         yield pytest.mark.live
-    if item.get_closest_marker("slow"):
+    if slow:
         yield pytest.mark.timeout(SLOW_TIMEOUT_S)
+    if not (live and slow):
+        yield pytest.mark.xdist_group(str(item.path))

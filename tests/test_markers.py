@@ -29,6 +29,8 @@ def test_every_test_that_runs_has_its_marker(request: pytest.FixtureRequest) -> 
         fixtures = frozenset(getattr(item, "fixturenames", ()))
         if is_live(item.path, fixtures):
             assert item.get_closest_marker("live"), item.nodeid
+        is_spread = item.get_closest_marker("xdist_group") is None
+        assert is_spread == all(map(item.get_closest_marker, ("live", "slow"))), item.nodeid
         if item.get_closest_marker("slow"):
             limit = item.get_closest_marker("timeout")
             assert limit is not None
