@@ -204,7 +204,6 @@ def test_the_search_stops_at_the_ceiling_and_at_nothing() -> None:
     assert find_max(lambda _: report(wrong=1), Limits(150.0), first=8, ceiling=20)[0] == 0
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("more", [[], ["--streaming"]])
 def test_paced_streams_are_measured(
     more: list[str], live_server: Server, clips: list[Clip], tmp_path: Path

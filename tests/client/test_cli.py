@@ -19,7 +19,6 @@ import soundfile
 from oasr_backend.serve.process import TritonServer
 from tests.guards import GUARD_S
 
-live = pytest.mark.live
 COMMAND = [sys.executable, "-m", "oasr_client"]
 
 
@@ -34,13 +33,11 @@ def at(server: TritonServer) -> list[str]:
     return ["--url", server.grpc_url, "--model", "echo"]
 
 
-@live
 def test_one_file_is_one_line_of_text(echo_server: TritonServer, recording: Path) -> None:
     done = oasr_client(*at(echo_server), recording)
     assert (done.returncode, done.stdout, done.stderr) == (0, "heard 24000\n", "")
 
 
-@live
 def test_several_files_have_their_names_and_fail_alone(
     echo_server: TritonServer, recording: Path, tmp_path: Path
 ) -> None:
@@ -51,7 +48,6 @@ def test_several_files_have_their_names_and_fail_alone(
     assert done.stderr == f"oasr-client: {absent}: no such file; check the path\n"
 
 
-@live
 def test_json_lines_tell_every_answer(echo_server: TritonServer, recording: Path) -> None:
     arguments = [*at(echo_server), "--json", "--chunk-ms", 640, "--option", "label=a=b", recording]
     lines = [json.loads(line) for line in oasr_client(*arguments).stdout.splitlines()]
@@ -67,14 +63,12 @@ def test_json_lines_tell_every_answer(echo_server: TritonServer, recording: Path
     assert [json.loads(line)["is_final"] for line in finals] == [True]
 
 
-@live
 def test_http_and_fp32_say_the_same(echo_server: TritonServer, recording: Path) -> None:
     url = ["--url", echo_server.http_url, "--protocol", "http", "--dtype", "fp32"]
     done = oasr_client(*url, "--model", "echo", recording)
     assert (done.returncode, done.stdout) == (0, "heard 24000\n")
 
 
-@live
 def test_realtime_takes_as_long_as_the_recording(echo_server: TritonServer, tmp_path: Path) -> None:
     path, num_chunks = tmp_path / "long.wav", 12
     soundfile.write(path, np.zeros(num_chunks * 8000), 16000)
@@ -87,7 +81,6 @@ def test_realtime_takes_as_long_as_the_recording(echo_server: TritonServer, tmp_
     assert time.monotonic() - begin_s >= 0.5 * num_chunks, "unpaced it is over at once"
 
 
-@live
 def test_captions_and_documents_are_written_per_file(
     echo_server: TritonServer, recording: Path, tmp_path: Path
 ) -> None:
@@ -113,7 +106,6 @@ def test_captions_and_documents_are_written_per_file(
     assert oasr_client(*at(echo_server), recording, "--format", "vtt").stdout.startswith("WEBVTT")
 
 
-@live
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_captions_ask_for_word_times_unless_the_user_decides(
     echo_server: TritonServer, recording: Path, form: str
@@ -125,7 +117,6 @@ def test_captions_ask_for_word_times_unless_the_user_decides(
     assert "heard 24000" in without
 
 
-@live
 def test_a_file_of_no_samples_is_warned_of(echo_server: TritonServer, tmp_path: Path) -> None:
     empty = tmp_path / "empty.wav"
     soundfile.write(empty, np.zeros(0), 16000)
@@ -134,7 +125,6 @@ def test_a_file_of_no_samples_is_warned_of(echo_server: TritonServer, tmp_path: 
     assert done.stderr.startswith(f"oasr-client: {empty}: holds no samples")
 
 
-@live
 def test_a_manifest_is_scored(echo_server: TritonServer, recording: Path) -> None:
     manifest = recording.parent / "manifest.jsonl"
     manifest.write_text(json.dumps({"audio": recording.name, "text": "HEARD 24000 TIMES"}) + "\n")
@@ -145,7 +135,6 @@ def test_a_manifest_is_scored(echo_server: TritonServer, recording: Path) -> Non
     assert json.loads(lines[-1]) == {"wer": 0.333333, "errors": 1, "words": 3, "files": 1}
 
 
-@live
 def test_a_file_listed_twice_is_heard_once_and_scored_against_each_text(
     echo_server: TritonServer, recording: Path
 ) -> None:
@@ -157,7 +146,6 @@ def test_a_file_listed_twice_is_heard_once_and_scored_against_each_text(
     assert done.stdout == "heard 24000\nWER 50.00% (2 errors in 4 words, 2 files)\n"
 
 
-@live
 def test_a_document_that_cannot_be_written_is_told_with_its_file(
     echo_server: TritonServer, recording: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +157,6 @@ def test_a_document_that_cannot_be_written_is_told_with_its_file(
     assert len(done.stderr.splitlines()) == 1
 
 
-@live
 def test_a_terminal_shows_partials_and_keeps_the_final(
     echo_server: TritonServer, recording: Path
 ) -> None:
@@ -218,7 +205,6 @@ class InputStream:
 """
 
 
-@live
 def test_the_microphone_is_heard_until_ctrl_c_and_finished(
     echo_server: TritonServer, tmp_path: Path
 ) -> None:

@@ -62,7 +62,6 @@ def test_the_deadline_holds_where_nobody_answers(
     assert time.monotonic() - started_s >= 0.5
 
 
-@pytest.mark.live
 @SENDERS
 @EACH_PROTOCOL
 def test_a_slow_answer_ends_at_the_deadline(
@@ -74,7 +73,6 @@ def test_a_slow_answer_ends_at_the_deadline(
     wait_until_freed(echo_server)
 
 
-@pytest.mark.live
 @SENDERS
 @EACH_PROTOCOL
 def test_an_unknown_option_is_rejected_by_name(
@@ -84,7 +82,6 @@ def test_an_unknown_option_is_rejected_by_name(
         send_one(settings_for(echo_server, protocol, options={"nbset": 3}))
 
 
-@pytest.mark.live
 @SENDERS
 @EACH_PROTOCOL
 def test_an_unknown_model_is_rejected_by_name(
@@ -95,7 +92,6 @@ def test_an_unknown_model_is_rejected_by_name(
         send_one({**settings, "model_name": "absent"})
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_server_that_is_killed_is_told_and_never_waited_for(
     protocol: str, doomed_server: TritonServer
@@ -108,7 +104,6 @@ def test_a_server_that_is_killed_is_told_and_never_waited_for(
             stream.send(np.zeros(100))
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_server_killed_during_an_answer_is_told(
     protocol: str, doomed_server: TritonServer

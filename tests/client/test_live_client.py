@@ -23,8 +23,6 @@ from oasr_client import (
 
 from tests.guards import GUARD_S
 
-pytestmark = pytest.mark.live
-
 
 class Server(Protocol):
     http_url: str

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oasr_backend.serve.process import TritonServer
 from tests.guards import GUARD_S
 
@@ -40,7 +38,6 @@ def test_the_install_without_torch_names_what_the_client_extra_names() -> None:
     assert [name.replace("[grpc,http]", "[all]") for name in shlex.split(line)] == json.loads(extra)
 
 
-@pytest.mark.live
 def test_the_class_example_prints_each_partial_and_the_final(
     echo_server: TritonServer, recording: Path
 ) -> None:
@@ -49,7 +46,6 @@ def test_the_class_example_prints_each_partial_and_the_final(
     assert lines == ["heard 10240", "heard 20480", "heard 24000", "heard 24000"]
 
 
-@pytest.mark.live
 def test_the_plain_example_shows_the_words_of_a_recording(
     echo_server: TritonServer, tmp_path: Path
 ) -> None:

@@ -27,7 +27,6 @@ from oasr_backend.serve.process import TritonServer
 from tests.guards import GUARD_S
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_stream_outlives_its_server_without_losing_a_sample(
     protocol: str, doomed_server: TritonServer
@@ -48,7 +47,6 @@ def test_a_stream_outlives_its_server_without_losing_a_sample(
     assert (final.text, final.segment) == ("heard 303", 0)
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, protocol, options={"label": "a"})
@@ -59,7 +57,6 @@ def test_an_idle_stream_is_started_again_whole(protocol: str, echo_server: Trito
     assert (final.text, final.segment) == ("a heard 120", 0)
 
 
-@pytest.mark.live
 def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, "grpc", retry=RetryPolicy(replay_limit_s=0.0))
     with StreamingClient(**settings) as client, client.stream() as stream:
@@ -69,7 +66,6 @@ def test_a_long_idle_stream_goes_on_as_a_second_segment(echo_server: TritonServe
     assert (final.text, final.segment) == ("heard 100 heard 20", 1)
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_idle_stream_without_restarts_is_told_lost(
     protocol: str, echo_server: TritonServer
@@ -82,7 +78,6 @@ def test_an_idle_stream_without_restarts_is_told_lost(
             stream.finish(np.zeros(20))
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_failed_step_is_repaired_by_a_restart(protocol: str, echo_server: TritonServer) -> None:
     settings = settings_for(echo_server, protocol, options={"fail_at": 3})
@@ -91,7 +86,6 @@ def test_a_failed_step_is_repaired_by_a_restart(protocol: str, echo_server: Trit
     assert texts == ["heard 10", "heard 20", "heard 30"]
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_an_overloaded_server_is_told_at_once(protocol: str, echo_server: TritonServer) -> None:
     wait_until_freed(echo_server)
@@ -104,7 +98,6 @@ def test_an_overloaded_server_is_told_at_once(protocol: str, echo_server: Triton
         assert [stream.finish().text for stream in running] == ["heard 10"] * 4
 
 
-@pytest.mark.live
 def test_an_overloaded_server_is_asked_again_when_allowed(echo_server: TritonServer) -> None:
     wait_until_freed(echo_server)
     patient = RetryPolicy(start_attempts=5000, backoff_s=0.05, max_backoff_s=0.1)

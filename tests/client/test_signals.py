@@ -35,7 +35,6 @@ def read_until_heard(process: subprocess.Popen[str], *, num_files: int) -> None:
         heard.add(json.loads(process.stdout.readline())["file"])
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
 )

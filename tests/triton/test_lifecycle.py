@@ -27,8 +27,6 @@ from tests.triton.wire import (
     status_of,
 )
 
-pytestmark = pytest.mark.live
-
 MAX_STREAMS = 6
 TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
 #: Out of reach: whoever finds room gets it in another way.

@@ -34,8 +34,6 @@ from tests.triton.wire import (
     text_of,
 )
 
-pytestmark = pytest.mark.live
-
 FAULTY_MODEL = Path(__file__).parent / "faulty_model.py"
 STEP_S = 0.6
 #: Steps of one request, enough that it is in hand when the next round of metrics tells of it.

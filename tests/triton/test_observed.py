@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.chaos.health import wait_until_published
 from oasr_backend.metrics import EngineMetrics
@@ -22,8 +21,6 @@ from tests.triton.wire import (
     metrics,
     run_async,
 )
-
-pytestmark = pytest.mark.live
 
 
 def test_every_metric_of_the_engine_is_on_the_metrics_port(

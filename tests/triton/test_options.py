@@ -20,8 +20,6 @@ from tests.result_schema import check_document
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import audio, sequence
 
-pytestmark = pytest.mark.live
-
 BEAM = {"decoder": "prefix_beam", "beam_size": 10}
 EVERYTHING = {**BEAM, "nbest": 4, "word_times": True, "endpoint": True}
 

@@ -6,14 +6,11 @@ import asyncio
 import time
 
 import numpy as np
-import pytest
 
 from benchmarks.load import wire
 from oasr_backend.serve.process import TritonServer, local_settings
 from tests.conftest import MODEL_REPOSITORY
 from tests.guards import GUARD_S
-
-pytestmark = pytest.mark.live
 
 _NUM_CALLERS = 256
 _SECONDS = 5.0

@@ -15,7 +15,6 @@ from tests.triton.variants import LoadedModel, Variant, VariantServer
 from tests.triton.wire import NOTHING, audio, sequence
 
 STRINGS_MODEL = Path(__file__).parent / "strings_model.py"
-pytestmark = pytest.mark.live
 
 
 def variant(layout: str) -> Variant:
