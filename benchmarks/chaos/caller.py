@@ -116,6 +116,15 @@ class Caller:
             self.record.note(act, OK, expected=(OK,))
 
 
+async def status_of(channel: wire.InferChannel, request_bytes: bytes) -> str:
+    """OK or the error's name."""
+    try:
+        await channel.call(request_bytes, DEADLINE_S)
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return OK
+
+
 def request(
     stream_id: int | str,
     samples_S: Pcm,

@@ -7,28 +7,25 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 
-from benchmarks.chaos.acts import WRONG_TENSORS
 from benchmarks.chaos.caller import (
     DEADLINE_S,
     EMPTY,
     REFUSED,
     SILENCE,
-    bad_request,
     new_id,
     request,
+    status_of,
 )
-from benchmarks.chaos.health import Memory, Streams, wait_until_empty
+from benchmarks.chaos.health import Streams, wait_until_empty
 from benchmarks.chaos.server import Limits, limited_server
-from benchmarks.chaos.speech import Clip, read_clips
+from benchmarks.chaos.speech import read_clips
 from benchmarks.load import wire
 from benchmarks.load.prometheus import HistogramChange, Metrics
-from oasr_backend.serve.process import TritonServer
 
 _NUM_CONNECTIONS = 4
 
@@ -85,7 +82,7 @@ async def _open_many(url: str, count: int) -> Counter[str]:
         for number in numbers:
             samples = clip.samples_S[:16_000] if number % _WINDOW_EVERY == 0 else SILENCE[:160]
             started = request(new_id(), samples, flags=wire.START)
-            while (status := await _status(channel, started)) != "OK":
+            while (status := await status_of(channel, started)) != "OK":
                 answers[status] += 1
                 if time.monotonic() - last_opened_s > DEADLINE_S:
                     return
@@ -97,14 +94,6 @@ async def _open_many(url: str, count: int) -> Counter[str]:
     for channel in channels:
         await channel.close()
     return answers
-
-
-async def _status(channel: wire.InferChannel, request_bytes: bytes) -> str:
-    try:
-        await channel.call(request_bytes, DEADLINE_S)
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
 
 
 @dataclass
@@ -204,7 +193,7 @@ class _Overloading:
         intended_s = self._start_s + _CHUNK_S * index / self._limits.max_streams
         while (phase := self._phase(intended_s)) < self._num_phases:
             await asyncio.sleep(max(0.0, intended_s - time.monotonic()))
-            status = await _status(self._admitted, request(stream_id, next(chunks)))
+            status = await status_of(self._admitted, request(stream_id, next(chunks)))
             self._result.admitted_s[phase].append(time.monotonic() - intended_s)
             if status != "OK":
                 self._result.admitted_errors[status] += 1
@@ -228,96 +217,3 @@ class _Overloading:
             self._result.refusals[error.code().name] += 1
             if error.code().name == REFUSED:
                 self._result.refusal_texts.add(error.details())
-
-
-@dataclass(frozen=True)
-class BadRequests:
-    answers: Counter[str]
-    text: str
-    expected_text: str
-    rest_before: Memory
-    rest_after: Memory
-    before: Streams
-    after: Streams
-
-
-BAD_LIMITS = Limits(max_streams=64, triton_idle_s=20.0, stream_idle_s=25.0)
-_NUM_BAD_CLIENTS = 16
-_WARM_UP = 500
-
-
-def bad_requests(count: int = 10_000, limits: Limits = BAD_LIMITS) -> BadRequests:
-    """Bad requests of every kind while one good stream speaks from before them until after.
-
-    `rest_before` and `rest_after` are taken when nothing is going on.
-    """
-    with limited_server(limits) as server:
-        before = Streams.read(server)
-        clip = max(read_clips(), key=lambda one: one.samples_S.size)
-        # Memory finds its size first.
-        asyncio.run(_BesideBad(server, clip).run(_WARM_UP))
-        rest_before = Memory.at_rest(server)
-        beside = _BesideBad(server, clip)
-        text = asyncio.run(beside.run(count))
-        return BadRequests(
-            answers=beside.answers,
-            text=text,
-            expected_text=clip.text,
-            rest_before=rest_before,
-            rest_after=Memory.at_rest(server),
-            before=before,
-            after=wait_until_empty(server, before.free_blocks, DEADLINE_S),
-        )
-
-
-class _BesideBad:
-    def __init__(self, server: TritonServer, clip: Clip) -> None:
-        self._url = server.grpc_url
-        self._clip = clip
-        self._num_sent = 0
-        self.answers = Counter[str]()
-
-    async def run(self, count: int) -> str:
-        """The good stream's text."""
-        channel = wire.InferChannel(self._url)
-        requests = itertools.islice(itertools.cycle(_bad_kinds()), count)
-        good = asyncio.create_task(self._speak(channel, count))
-        await asyncio.gather(*(self._misbehave(requests) for _ in range(_NUM_BAD_CLIENTS)))
-        text = await good
-        await channel.close()
-        return text
-
-    async def _misbehave(self, requests: itertools.islice[bytes]) -> None:
-        channel = wire.InferChannel(self._url)
-        for bad in requests:
-            self._num_sent += 1
-            self.answers[await _status(channel, bad)] += 1
-        await channel.close()
-
-    async def _speak(self, channel: wire.InferChannel, count: int) -> str:
-        """Chunk k goes when k parts of the bad requests are out, so the two span the same time."""
-        stream_id, chunks = new_id(), self._clip.chunks(320)
-        for index, chunk in enumerate(chunks):
-            while self._num_sent < count * index // len(chunks):
-                await asyncio.sleep(0.01)
-            flags = wire.START if index == 0 else b""
-            await channel.call(request(stream_id, chunk, flags=flags), DEADLINE_S)
-        answer = await channel.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
-        return wire.text_of(answer)
-
-
-def _bad_kinds() -> Sequence[bytes]:
-    """One request of each kind; the ids are new, so that none of them continues another."""
-    spoiled = np.full(1600, np.nan, dtype=np.float32)
-    nan = bad_request(new_id(), spoiled.tobytes(), name="WAV", triton_type="FP32", shape=(1, 1600))
-    wrong_tensors = [
-        bad_request(new_id(), data, name=name, triton_type=triton_type, shape=shape) + wire.START
-        for data, name, triton_type, shape in WRONG_TENSORS
-    ]
-    return [
-        nan + wire.START,
-        request(new_id(), SILENCE),
-        request(new_id(), SILENCE, flags=wire.START, parameters={"sample_rate": 1}),
-        request(new_id(), SILENCE, flags=wire.START, parameters={"no_such_option": 1}),
-        *wrong_tensors,
-    ]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.bad_requests import bad_requests
 from benchmarks.chaos.full_house import (
     DEAD_LIMITS,
     LIVING_LIMITS,
@@ -17,7 +18,7 @@ from benchmarks.chaos.full_house import (
 )
 from benchmarks.chaos.report import rest_checks
 from benchmarks.chaos.run import ChaosSettings, run_chaos
-from benchmarks.chaos.scenarios import bad_requests, open_and_abandon, overload
+from benchmarks.chaos.scenarios import open_and_abandon, overload
 from benchmarks.chaos.server import FAULTY_MODEL
 from tests.conftest import ROOT
 from tests.guards import GUARD_S
