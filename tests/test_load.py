@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks.load import wire, worker
+from benchmarks.load import wire
 from benchmarks.load.cli import main
 from benchmarks.load.prometheus import HistogramChange, Metrics, gain
 from benchmarks.load.search import Limits, failures, find_max
@@ -231,10 +231,9 @@ def test_paced_streams_are_measured(
 
 @pytest.mark.parametrize("more", [[], ["--expect", "solo"]])
 def test_a_missing_server_is_an_error_and_not_a_hang(
-    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = find_free_ports(1)
-    monkeypatch.setattr(worker, "CONNECT_TIMEOUT_S", 0.5)
     url = ["--url", f"127.0.0.1:{port}", "--metrics-url", "none", "--noise", "0.5"]
-    assert main([*url, "--streams", "1", "--seconds", "1", *more]) == 2
+    assert main([*url, "--streams", "1", "--seconds", "1", "--deadline", "0.5", *more]) == 2
     assert "nobody answers" in capsys.readouterr().err

@@ -86,7 +86,13 @@ def derive_expected(settings: LoadSettings, utterances: Sequence[Utterance]) -> 
     """The texts of one stream alone on the server. Raises LoadError when it refuses."""
     try:
         return asyncio.run(
-            solo_texts(settings.url, settings.model_name, utterances, first_id=_new_run_id())
+            solo_texts(
+                settings.url,
+                settings.model_name,
+                utterances,
+                first_id=_new_run_id(),
+                deadline_s=settings.deadline_s,
+            )
         )
     except grpc.aio.AioRpcError as error:
         raise LoadError(f"the solo pass failed: {error.code().name}: {error.details()}") from error
