@@ -7,9 +7,12 @@ MINUTES ?= 10
 # OpenMP threads that spin while they wait take the cores from the server under test.
 export OMP_WAIT_POLICY ?= PASSIVE
 PYTEST_FLAGS ?=
+# Much of a live test is waiting, so two run at a time.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check lint types unit instruction-sets bench bench-gpu chaos format clean
+.PHONY: help install demo serve test check lint types unit instruction-sets live slow bench bench-gpu chaos format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -32,9 +35,9 @@ demo: install ## Start tritonserver, stream a WAV at real-time pace, show live c
 serve: install ## Serve model_repository/ until Ctrl-C
 	$(BIN)/oasr-serve
 
-test: check ## Everything that must pass: lint, types, tests (a live tritonserver included)
+test: check instruction-sets live slow ## Everything that must pass: lint, types, all tests
 
-check: lint types unit instruction-sets ## Lint, types and tests
+check: lint types unit ## The fast loop: lint, types and the tests that need no server
 
 lint: install ## ruff: rules and formatting
 	$(BIN)/ruff check .
@@ -46,8 +49,14 @@ types: install ## mypy --strict on the package and the client
 	@mkdir -p .cache/mypy && ln -sfn ../../client .cache/mypy/oasr_client
 	MYPYPATH=.cache/mypy $(BIN)/mypy -p oasr_backend -p oasr_client
 
-unit: install ## The tests alone; PYTEST_FLAGS are passed on
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+unit: install ## Tests that need no server; PYTEST_FLAGS are passed on, here and below
+	$(PYTEST) -m "not live and not slow"
+
+live: install ## Tests against live tritonservers
+	$(PYTEST) -m "live and not slow"
+
+slow: install ## The longest tests: chaos, long streams, kernels in the interpreter
+	$(PYTEST) -m "slow"
 
 instruction-sets: install ## The tests of numbers again, as on processors with other instructions and cores
 	$(BIN)/python -m tests.instruction_sets
@@ -61,7 +70,7 @@ bench-gpu: install ## The same on a GPU machine; one device step, the steady sta
 	$(BIN)/python -m benchmarks.steady_state
 
 chaos: install ## MINUTES=10: hostile clients against a live server; fails unless nothing leaks
-	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+	$(BIN)/python -m benchmarks.chaos --minutes $(MINUTES)
 
 format: install ## Reformat the code
 	$(BIN)/ruff check --fix .

@@ -15,7 +15,7 @@ from benchmarks.get_perf_analyzer import get_perf_analyzer
 from oasr_backend.errors import ServerError
 
 PERCENTILES = (50, 90, 95, 99)
-_EXTRA_TIME_S = 120
+_EXTRA_TIME_S = 600
 
 
 @dataclass(frozen=True)

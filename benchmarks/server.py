@@ -35,10 +35,10 @@ TARGET_SHARE = 0.6
 NUM_STREAMS = {"cpu": 32, "cuda": 512}
 _MEASURE_S = 4.0
 _MAX_REPEATS = 3
-_READY_TIMEOUT_S = 300
+_READY_TIMEOUT_S = 600
 # perf_analyzer leaves the streams that are live when it ends; the server frees them after this.
 _IDLE_TIMEOUT_S = 8
-_REAP_TIMEOUT_S = 60
+_REAP_TIMEOUT_S = 600
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

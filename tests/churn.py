@@ -118,9 +118,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--joins", type=int, default=1000)
     parser.add_argument("--guests", type=int, default=64, help="streams at once, at most")
+    parser.add_argument("--clips", type=int, default=70, help="recordings to choose from")
     chosen = parser.parse_args(arguments)
     clips = read_clips(DEMO_DIR / "testset") + read_clips(DEMO_DIR / "eval")
-    recordings = [soundfile.read(clip.path, dtype="float32")[0] for clip in clips]
+    recordings = [soundfile.read(clip.path, dtype="float32")[0] for clip in clips[: chosen.clips]]
     reference = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
     config = ServingConfig(max_streams=chosen.guests, dtype=chosen.dtype)
     engine = Engine.load(DEMO_DIR, config, device=chosen.device)

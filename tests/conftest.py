@@ -1,4 +1,7 @@
-"""What the tests share: the demo checkpoint, its recordings and one live server a session."""
+"""What the tests share: the demo checkpoint, its recordings and one live server a session.
+
+Also what holds for every test: its markers, its time limit and its threads.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from oasr_backend.serve.process import TritonServer, local_settings
+from tests.guards import GUARD_S
+from tests.markers import automatic_marks
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_REPOSITORY = ROOT / "model_repository"
 DEMO_DIR = MODEL_REPOSITORY / "oasr_streaming" / "demo_en"
 GOLDEN_DIR = ROOT / "tests" / "golden"
+
+# A busy machine makes an example slow to draw and slow to run, and neither is a fault.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for mark in automatic_marks(item):
+            item.add_marker(mark)
 
 
 @dataclass(frozen=True)
@@ -83,13 +101,28 @@ def all_clips() -> list[Clip]:
 def live_server() -> Iterator[LiveServer]:
     """A real tritonserver with the shipped model repository."""
     with TritonServer(local_settings(MODEL_REPOSITORY)) as server:
-        server.wait_ready(180)
+        server.wait_ready(GUARD_S)
         yield LiveServer(server)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+    """Two for the machine: workers that run side by side share them."""
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    wanted = os.environ.get("OMP_NUM_THREADS")
+    torch.set_num_threads(int(wanted) if wanted else max(1, 2 // num_workers))
+
+
+@pytest.fixture(autouse=True)
+def _only_live_tests_start_servers(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if request.node.get_closest_marker("live") is None:
+        monkeypatch.setattr(TritonServer, "start", _refuse_to_start)
+
+
+def _refuse_to_start(_server: TritonServer) -> None:
+    pytest.fail("this test starts a tritonserver; mark it with pytest.mark.live")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -427,7 +427,7 @@ def geometries(draw: st.DrawFn) -> CacheConfig:
 
 
 @pytest.mark.numerics
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(config=geometries(), data=st.data())
 def test_ragged_batches_equal_the_oracle_for_any_geometry(
     config: CacheConfig, data: st.DataObject

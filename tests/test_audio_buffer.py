@@ -88,7 +88,7 @@ def assert_same(left: list[Window], right: list[Window]) -> None:
         assert left_row.tobytes() == right_row.tobytes()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     num_samples=st.integers(0, 120),
     sizes=st.lists(st.integers(0, 40), max_size=8),
@@ -102,7 +102,7 @@ def test_any_cutting_gives_the_windows_of_the_obvious_rule(
     assert_same(cut(SMALL, samples, sizes, tail_padding=tail_padding), expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=8),
     tail_padding=st.booleans(),
@@ -180,7 +180,7 @@ def test_one_sample_is_heard_with_tail_padding_only() -> None:
     assert not row[1:].any()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(num_samples=st.integers(1, 200))
 def test_tail_padding_lets_a_full_window_end_after_the_last_sample(num_samples: int) -> None:
     samples = noise(num_samples)

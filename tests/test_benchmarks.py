@@ -84,7 +84,7 @@ def test_a_quick_benchmark_writes_its_result(name: str, tmp_path: Path) -> None:
     assert all(figure["median"] > 0 for figure in document["figures"])
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_the_quick_server_benchmark_meets_no_error_and_gets_every_stream_back(
     tmp_path: Path,
 ) -> None:
@@ -93,7 +93,6 @@ def test_the_quick_server_benchmark_meets_no_error_and_gets_every_stream_back(
     assert {"closed loop: latency p99", "paced: latency p99"} <= set(names)
 
 
-@pytest.mark.triton
 @pytest.mark.parametrize("chunk_s", [None, CHUNK_S], ids=["closed loop", "paced"])
 def test_perf_analyzer_meets_no_error_on_the_shipped_model(
     chunk_s: float | None, live_server: LiveServer, tmp_path: Path

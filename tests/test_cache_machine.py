@@ -282,6 +282,6 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 CacheMachine.TestCase.settings = settings(
-    max_examples=NUM_EXAMPLES, stateful_step_count=STEPS_PER_EXAMPLE, deadline=None
+    max_examples=NUM_EXAMPLES, stateful_step_count=STEPS_PER_EXAMPLE
 )
-TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine = pytest.mark.slow(CacheMachine.TestCase)

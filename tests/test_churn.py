@@ -25,7 +25,8 @@ def test_a_thousand_random_joins_and_leaves_change_no_text() -> None:
 def test_a_differing_text_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert churn.main(["--joins", "3", "--guests", "2"]) == 0
+    few = ["--joins", "3", "--guests", "2", "--clips", "4"]
+    assert churn.main(few) == 0
     monkeypatch.setattr(churn, "texts_alone", lambda _engine, recordings: [""] * len(recordings))
-    assert churn.main(["--joins", "3", "--guests", "2"]) == 1
+    assert churn.main(few) == 1
     assert "expected ''" in capsys.readouterr().out

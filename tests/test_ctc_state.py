@@ -167,7 +167,7 @@ class Streams(RuleBasedStateMachine):
 
 
 TestStreams = Streams.TestCase
-TestStreams.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestStreams.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_log_probs_on_another_device_than_the_states_are_refused_by_name() -> None:

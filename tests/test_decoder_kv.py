@@ -121,7 +121,7 @@ def test_a_group_that_does_not_fit_takes_nothing() -> None:
     assert manager.pool.num_free_blocks == 8
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     page=st.integers(1, 5), prefill=st.integers(0, 6), steps=st.integers(1, 9),
     rows=st.integers(1, 3), order=st.randoms(use_true_random=False),

@@ -39,7 +39,7 @@ def test_greedy_equals_wenets_on_the_goldens(folder: str, chunk_frames: int) -> 
         assert decoder.finalize_stream().best() == golden[key].tolist()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(data=st.data(), num_streams=st.integers(1, 12), num_chunks=st.integers(1, 5))
 def test_ragged_batches_equal_the_reference(
     data: st.DataObject, num_streams: int, num_chunks: int

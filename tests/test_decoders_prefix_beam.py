@@ -77,7 +77,7 @@ def test_the_beam_equals_wenets_on_the_goldens(folder: str, key: str, chunk_fram
 
 
 @pytest.mark.numerics
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     sharpness=st.sampled_from([0.01, 0.5, 2.0, 8.0, 40.0]),
@@ -102,7 +102,7 @@ def test_any_cut_of_any_log_probs_equals_the_reference(
     assert_equals_reference(decode(log_probs_TV, config, cuts), log_probs_TV, config)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**31), threshold=st.floats(0.05, 0.99))
 def test_frames_of_near_certain_blank_are_skipped(seed: int, threshold: float) -> None:
     config = GpuDecoderConfig(blank_threshold=threshold, nbest=10)
@@ -135,7 +135,7 @@ def test_a_skipped_gap_does_not_write_a_token_twice() -> None:
 
 
 @pytest.mark.numerics
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(data=st.data(), num_streams=st.integers(1, 64), seed=st.integers(0, 2**31))
 def test_streams_decoded_together_equal_streams_decoded_alone(
     data: st.DataObject, num_streams: int, seed: int
@@ -172,7 +172,7 @@ def test_times_and_log_probs_do_not_depend_on_the_cut(sharpness: float) -> None:
     assert whole == decode(log_probs_TV, config, range(7, 600, 13))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), sharpness=st.floats(1.0, 6.0))
 def test_times_are_the_first_frames_of_the_best_alignment(seed: int, sharpness: float) -> None:
     # All tokens are candidates and the beam holds every prefix that matters.

@@ -206,7 +206,7 @@ def test_a_request_is_answered_while_the_attention_decoder_runs(new_engine: NewE
     def meanwhile(_module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         other = threading.Thread(target=lambda: engine.submit([chunk("b", flags="S")]))
         other.start()
-        other.join(20)
+        other.join(60)
         answered.append(not other.is_alive())
 
     hook = rescorer_of(engine)._decoder.left.register_forward_pre_hook(meanwhile)

@@ -9,6 +9,7 @@ import pytest
 
 from oasr_backend.fair_lock import FairLock
 from tests.engine_helpers import ask_one, chunk, golden_engine, noise
+from tests.guards import GUARD_S, wait_until
 
 
 def test_only_one_thread_is_inside() -> None:
@@ -26,7 +27,7 @@ def test_only_one_thread_is_inside() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(GUARD_S)
     assert not any(thread.is_alive() for thread in threads)
     assert most == [1]
 
@@ -40,11 +41,11 @@ def test_waiters_enter_in_the_order_they_came() -> None:
 
     threads = [threading.Thread(target=enter, args=(number,)) for number in range(5)]
     with lock:
-        for thread in threads:
+        for number, thread in enumerate(threads, start=1):
             thread.start()
-            time.sleep(0.02)
+            wait_until(lambda number=number: len(lock._waiters) == number, what="it waits")
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join()
     assert order == [0, 1, 2, 3, 4]
 
 
@@ -69,7 +70,7 @@ def test_a_thread_that_steps_without_a_pause_keeps_no_request_out() -> None:
     while not long.is_done and num_before_done < 20:
         assert ask_one(engine, "other", noise(2)[:5000], flags="SE").error is None
         num_before_done += 1
-    thread.join(timeout=60)
+    thread.join(GUARD_S)
     assert num_before_done == 20, "sixty seconds are ninety-odd steps; each request waits for few"
 
 
@@ -84,6 +85,6 @@ def test_the_holder_lets_others_in_and_comes_back_in_turn() -> None:
     with lock:
         thread.start()
         with lock.released():
-            thread.join(timeout=10)
+            thread.join(GUARD_S)
         order.append("holder")
     assert order == ["other", "holder"]

@@ -87,7 +87,7 @@ def test_a_phrase_gains_nothing_inside_a_longer_word() -> None:
 
 
 @pytest.mark.numerics
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     lists=st.lists(phrase_lists, min_size=1, max_size=4),

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
+from tests.guards import GUARD_S
 
+pytestmark = pytest.mark.slow
 CHECKS = ("norm", "outer_norm", "convolution", "attention", "subsampling", "best_tokens", "frames")
 
 
@@ -24,7 +26,7 @@ def outcome() -> dict[str, str]:
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=GUARD_S,
         check=False,
     )
     assert run.returncode == 0, run.stderr

@@ -13,6 +13,7 @@ import pytest
 
 import oasr_backend
 from tests.conftest import ROOT
+from tests.guards import GUARD_S
 
 PACKAGE = ROOT / "oasr_backend"
 CLIENT = ROOT / "client"
@@ -109,7 +110,7 @@ def test_plain_modules_know_nothing_of_pytorch(name: str) -> None:
 
 def test_the_launcher_starts_without_pytorch() -> None:
     script = "import sys, oasr_backend.serve.app; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=GUARD_S, cwd=ROOT)
 
 
 def kind_then_name(name: str) -> tuple[int, str]:

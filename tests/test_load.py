@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import wave
 from array import array
 from pathlib import Path
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from benchmarks.load import wire, worker
+from benchmarks.load import wire
 from benchmarks.load.cli import main
 from benchmarks.load.prometheus import HistogramChange, Metrics, gain
 from benchmarks.load.search import Limits, failures, find_max
 from benchmarks.load.statistics import summary_ms
 from benchmarks.load.utterances import Recording, cut, noise, read_folder, with_expected
 from oasr_backend.serve.ports import find_free_ports
+from tests.conftest import Clip
+from tests.guards import GUARD_S
 
 BEFORE = """
 # TYPE oasr_step_width histogram
@@ -38,6 +41,10 @@ oasr_step_width_count{model="m"} 9
 oasr_rejected_total{reason="limit",model="m"} 4
 oasr_rejected_total{reason="nan",model="m"} 2
 """
+
+
+#: Seconds. Words enough for a text that tells a mix-up, and over well within a short window.
+LONGEST_SHORT_CLIP_S = 3.0
 
 
 class Server(Protocol):
@@ -197,42 +204,36 @@ def test_the_search_stops_at_the_ceiling_and_at_nothing() -> None:
     assert find_max(lambda _: report(wrong=1), Limits(150.0), first=8, ceiling=20)[0] == 0
 
 
-@pytest.mark.triton
 @pytest.mark.parametrize("more", [[], ["--streaming"]])
-def test_paced_streams_are_measured(more: list[str], live_server: Server, tmp_path: Path) -> None:
+def test_paced_streams_are_measured(
+    more: list[str], live_server: Server, clips: list[Clip], tmp_path: Path
+) -> None:
+    """How much of the audio is reached is the machine's affair; that it is counted is not."""
     out = tmp_path / "load.json"
-    run = [
-        "--streams",
-        "6",
-        "--processes",
-        "2",
-        "--seconds",
-        "6",
-        "--settle",
-        "0.5",
-        "--stagger",
-        "1",
-        "--expect",
-        "solo",
-    ]
+    short = [clip for clip in clips if clip.seconds < LONGEST_SHORT_CLIP_S]
+    for clip in short:
+        shutil.copy(clip.path, tmp_path)
+    run = ["--streams", "3", "--processes", "2", "--seconds", "8", "--settle", "0.5"]
+    run += ["--stagger", "1", "--audio", str(tmp_path), "--expect", "solo"]
+    run += ["--deadline", str(GUARD_S)]
     server = ["--url", live_server.grpc_url, "--metrics-url", live_server.metrics_url]
     status = main([*server, *run, *more, "--json", str(out)])
     found = json.loads(out.read_text(encoding="utf-8"))
     assert status == 0
     assert found["texts"]["wrong"] == 0
-    assert found["texts"]["compared"] == found["texts"]["finished"] >= 6
+    assert found["texts"]["compared"] == found["texts"]["finished"] >= 1
     assert found["latency_ms"]["last_chunk_to_final"]["count"] > 0
     # A scrape can fall between a histogram's count and its sum; then a few steps are missing.
-    assert 0.8 < found["server"]["step_width"]["mean"] <= 6
-    assert found["throughput"]["reached_audio_s_per_s"] > 4
+    assert 0.8 < found["server"]["step_width"]["mean"] <= 3
+    assert found["throughput"]["intended_audio_s_per_s"] == 3
+    assert found["throughput"]["reached_audio_s_per_s"] > 0
 
 
 @pytest.mark.parametrize("more", [[], ["--expect", "solo"]])
 def test_a_missing_server_is_an_error_and_not_a_hang(
-    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    more: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (port,) = find_free_ports(1)
-    monkeypatch.setattr(worker, "CONNECT_TIMEOUT_S", 0.5)
     url = ["--url", f"127.0.0.1:{port}", "--metrics-url", "none", "--noise", "0.5"]
-    assert main([*url, "--streams", "1", "--seconds", "1", *more]) == 2
+    assert main([*url, "--streams", "1", "--seconds", "1", "--deadline", "0.5", *more]) == 2
     assert "nobody answers" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.long_stream import LapResult, complaints, make_lap, play
 from oasr_backend.config import ServingConfig
 
+pytestmark = pytest.mark.slow
 LAP_S = 240.0
 
 

@@ -72,7 +72,6 @@ def models(draw: st.DrawFn) -> dict[tuple[str, ...], tuple[float, float]]:
     return entries
 
 
-@settings(deadline=None)
 @given(entries=models(), text=st.lists(st.integers(1, 4), max_size=8))
 def test_a_text_scores_what_the_definition_says(
     tmp_path_factory: pytest.TempPathFactory, entries: Entries, text: list[int]
@@ -88,7 +87,7 @@ def test_a_text_scores_what_the_definition_says(
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(entries=models(), seed=st.integers(0, 2**31), cut=st.integers(0, 15))
 def test_the_fused_beam_equals_the_plain_search(
     tmp_path_factory: pytest.TempPathFactory, entries: Entries, seed: int, cut: int

@@ -34,7 +34,7 @@ def resample(samples: Samples, rate: int, cuts: list[int]) -> Samples:
     return np.concatenate([*pieces, resampler.finish()])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rate=st.sampled_from(RATES), cuts=st.lists(st.integers(0, 8000), max_size=10))
 def test_any_cutting_gives_the_same_samples_bit_for_bit(rate: int, cuts: list[int]) -> None:
     samples = np.random.default_rng(rate).standard_normal(8000).astype(np.float32) * 0.1

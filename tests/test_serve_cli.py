@@ -21,11 +21,13 @@ from tritonclient.grpc import InferenceServerClient
 from typer.testing import CliRunner
 
 from oasr_backend.serve.app import app
+from oasr_backend.serve.drain import QUIET_S
 from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.ports import bind_error, find_free_ports
 from oasr_backend.serve.shm import SHM_DIRECTORY
 from oasr_backend.serve.stack import STACK_BYTES
 from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
+from tests.guards import GUARD_S, wait_until
 from tests.triton.wire import audio, sequence, text_of
 
 ECHO_REPOSITORY = Path(__file__).parent / "data" / "echo_repository"
@@ -42,18 +44,11 @@ def _arguments(*more: str, repository: Path = ECHO_REPOSITORY) -> tuple[list[str
     return [*arguments, *more], ports
 
 
-def _wait_until(condition: Callable[[], bool], *, timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def _answers(port: int) -> bool:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=2) as reply:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{port}/v2/health/ready", timeout=GUARD_S
+        ) as reply:
             return bool(reply.status == 200)
     except OSError:
         return False
@@ -253,7 +248,7 @@ def test_the_printed_command_raises_the_limit_of_the_stack(limits: str, kib: int
     assert f"""/bin/sh -c 'ulimit -S -s "$0" && exec "$@"' {kib} """ in result.stdout
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: Path) -> None:
     arguments, ports = _arguments("--exec")
     with (tmp_path / "log").open("wb") as log:
@@ -261,20 +256,20 @@ def test_with_exec_oasr_serve_becomes_the_server_and_ends_at_sigterm(tmp_path: P
             [OASR_SERVE, *arguments], stdout=log, stderr=log, start_new_session=True
         )
     try:
-        assert _wait_until(lambda: _answers(ports[0]), timeout_s=60)
+        wait_until(lambda: _answers(ports[0]), what="the server is ready")
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         assert command.partition(b"\0")[0].endswith(b"tritonserver")
         assert resource.prlimit(process.pid, resource.RLIMIT_STACK)[0] == STACK_BYTES
         assert _regions_of(process.pid) != []
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert _wait_until(lambda: running_in_group(process.pid) == [], timeout_s=5)
+        assert process.wait(GUARD_S) == 0
+        wait_until(lambda: running_in_group(process.pid) == [], what="all processes have ended")
         assert _regions_of(process.pid) == []
     finally:
         _kill(process)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_oasr_serve_says_ready_and_stops_its_server_at_a_signal(number: signal.Signals) -> None:
     arguments, ports = _arguments()
@@ -287,7 +282,7 @@ def test_oasr_serve_says_ready_and_stops_its_server_at_a_signal(number: signal.S
         assert ready_line == f"ready: http 127.0.0.1:{ports[0]}, grpc 127.0.0.1:{ports[1]}\n"
         assert _answers(ports[0])
         process.send_signal(number)
-        process.communicate(timeout=20)
+        process.communicate(timeout=GUARD_S)
         assert process.returncode == 0
         assert _are_free(ports)
         assert _regions_of(process.pid) == []
@@ -295,22 +290,22 @@ def test_oasr_serve_says_ready_and_stops_its_server_at_a_signal(number: signal.S
         _kill(process)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_server_that_is_not_ready_in_time_is_stopped_with_status_1() -> None:
-    arguments, ports = _arguments("--wait-ready", "1", "--set", "load_delay_s=5")
+    arguments, ports = _arguments("--wait-ready", "1", "--set", "load_delay_s=600")
     result = subprocess.run(
-        [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=GUARD_S, check=False
     )
     assert result.returncode == 1
     assert "error: tritonserver was not ready after 1 s" in result.stderr
     assert _are_free(ports)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
     arguments, _ = _arguments("--set", "num_left_chunk=4", repository=MODEL_REPOSITORY)
     result = subprocess.run(
-        [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=60, check=False
+        [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=GUARD_S, check=False
     )
     assert result.returncode == 1
     error, cause = result.stderr.splitlines()[-2:]
@@ -345,58 +340,57 @@ def _send(client: InferenceServerClient, flags: str) -> str:
     return text_of(client.infer("oasr_streaming", chunk, **sequence("open", flags)))
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_stream_that_nobody_ends_does_not_keep_oasr_serve_from_stopping() -> None:
     with _serving() as (process, ports):
         with InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
             _send(client, "S")
-            begin_s = time.monotonic()
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-        # Triton alone waits 10 s for the END, and its status is then 1.
-        assert time.monotonic() - begin_s < 7.0
+            # Triton alone waits for the END until its time-out, and its status is then 1.
+            assert process.wait(GUARD_S) == 0
         assert _are_free(ports)
         assert _regions_of(process.pid) == []
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_stream_that_still_speaks_may_end_while_oasr_serve_stops() -> None:
     with _serving() as (process, ports):
         with InferenceServerClient(f"127.0.0.1:{ports[1]}") as client:
             _send(client, "S")
             process.send_signal(signal.SIGTERM)
-            for _ in range(7):
-                time.sleep(0.5)
+            quiet_from_s = time.monotonic() + 1.5 * QUIET_S
+            while time.monotonic() < quiet_from_s:
+                time.sleep(QUIET_S / 8)
                 _send(client, "")
             _send(client, "E")
-        assert process.wait(20) == 0
+        assert process.wait(GUARD_S) == 0
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_an_oasr_serve_that_is_killed_takes_its_server_along() -> None:
     with _serving() as (process, ports):
         server = _child_of(process.pid, b"tritonserver")
         assert _regions_of(process.pid) != []
         process.kill()
         process.wait()
-        assert _wait_until(lambda: running_in_group(server) == [], timeout_s=5)
-        assert _wait_until(lambda: _regions_of(process.pid) == [], timeout_s=5)
-        assert _wait_until(lambda: _are_free(ports), timeout_s=5)
+        wait_until(lambda: running_in_group(server) == [], what="the server is gone")
+        wait_until(lambda: _regions_of(process.pid) == [], what="its shared memory is gone")
+        wait_until(lambda: _are_free(ports), what="its ports are free")
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_model_whose_process_is_killed_ends_oasr_serve_with_the_cause() -> None:
     with _serving(stderr=subprocess.PIPE) as (process, ports):
         stub = _child_of(_child_of(process.pid, b"tritonserver"), b"triton_python_backend_stub")
         os.kill(stub, signal.SIGKILL)
-        _, errors = process.communicate(timeout=40)
+        _, errors = process.communicate(timeout=GUARD_S)
     assert process.returncode == 1
     last = errors.splitlines()[-1]
     assert last.startswith(f"error: a model's process ({stub}) was ended by signal 9 by itself; ")
     assert _are_free(ports)
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_model_whose_process_stands_still_ends_oasr_serve_with_the_cause() -> None:
     with _serving("--hang-limit", "10", stderr=subprocess.PIPE) as (process, ports):
         stub = _child_of(_child_of(process.pid, b"tritonserver"), b"triton_python_backend_stub")
@@ -411,7 +405,7 @@ def test_a_model_whose_process_stands_still_ends_oasr_serve_with_the_cause() -> 
     assert _regions_of(process.pid) == []
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_step_that_does_not_return_ends_oasr_serve_though_its_process_runs() -> None:
     """Its other threads go on: the lock and the interpreter are free."""
     slow = ("--hang-limit", "10", "--set", "debug_slow_step_ms=600000")
@@ -426,11 +420,11 @@ def test_a_step_that_does_not_return_ends_oasr_serve_though_its_process_runs() -
     assert errors.splitlines()[-1].startswith("error: a model hangs: its heartbeat ")
 
 
-@pytest.mark.triton
+@pytest.mark.live
 def test_a_server_that_is_killed_ends_oasr_serve_with_its_status_and_a_line() -> None:
     with _serving(stderr=subprocess.PIPE) as (process, ports):
         os.kill(_child_of(process.pid, b"tritonserver"), signal.SIGKILL)
-        _, errors = process.communicate(timeout=40)
+        _, errors = process.communicate(timeout=GUARD_S)
     assert process.returncode == 128 + signal.SIGKILL
     last = errors.splitlines()[-1]
     assert last == "error: tritonserver has ended unasked, with status 137"

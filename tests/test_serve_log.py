@@ -32,7 +32,7 @@ def relay(lines: bytes, sink: io.BufferedIOBase) -> OutputRelay:
     found = OutputRelay(os.fdopen(reader, "rb"), sink)  # type: ignore[arg-type]
     os.write(writer, lines)
     os.close(writer)
-    found.join(5.0)
+    found.join(60.0)
     return found
 
 

@@ -44,7 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="spread the starts over so long (5 when not given); without it all send together",
     )
     parser.add_argument("--settle", type=float, default=2.0, help="seconds before measuring")
-    parser.add_argument("--deadline", type=float, default=30.0, help="of one request, in seconds")
+    parser.add_argument(
+        "--deadline", type=float, default=30.0, help="of a request and of connecting, in seconds"
+    )
     _add_audio_options(parser)
     parser.add_argument("--find-max", action="store_true", help="search the largest --streams")
     parser.add_argument("--p95-ms", type=float, default=150.0, help="the limit of --find-max")

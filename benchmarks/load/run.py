@@ -33,7 +33,7 @@ from benchmarks.load.worker import (
 logger = logging.getLogger(__name__)
 
 _START_MARGIN_S = 0.5
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = 600.0
 #: Fractions of it spread any number of points evenly, whatever their count.
 _GOLDEN_RATIO = 0.6180339887498949
 _RUN_ID_BITS, _STREAM_ID_BITS = 22, 40
@@ -86,7 +86,13 @@ def derive_expected(settings: LoadSettings, utterances: Sequence[Utterance]) -> 
     """The texts of one stream alone on the server. Raises LoadError when it refuses."""
     try:
         return asyncio.run(
-            solo_texts(settings.url, settings.model_name, utterances, first_id=_new_run_id())
+            solo_texts(
+                settings.url,
+                settings.model_name,
+                utterances,
+                first_id=_new_run_id(),
+                deadline_s=settings.deadline_s,
+            )
         )
     except grpc.aio.AioRpcError as error:
         raise LoadError(f"the solo pass failed: {error.code().name}: {error.details()}") from error

@@ -21,8 +21,6 @@ import grpc  # type: ignore[import-untyped]
 from benchmarks.load import wire
 from benchmarks.load.utterances import Utterance
 
-CONNECT_TIMEOUT_S = 10.0
-_SOLO_DEADLINE_S = 60.0
 _MAX_WRONG_EXAMPLES = 5
 _SUMS = (
     "num_texts", "num_compared", "num_wrong", "answered_audio_s", "num_requests", "cpu_s",
@@ -116,7 +114,7 @@ class _Worker:
     async def run(self, pipe: Connection) -> Samples:
         self._channels = [wire.InferChannel(self._plan.url) for _ in range(self._plan.num_channels)]
         for channel in self._channels:
-            await _connect(channel, self._plan.url)
+            await _connect(channel, self._plan.url, self._plan.deadline_s)
         gc.collect()
         gc.freeze()
         pipe.send("ready")
@@ -209,12 +207,12 @@ class _Worker:
                 self._samples.wrong_examples.append((utterance.name, text))
 
 
-async def _connect(channel: wire.InferChannel, url: str) -> None:
+async def _connect(channel: wire.InferChannel, url: str, timeout_s: float) -> None:
     try:
-        await channel.connect(CONNECT_TIMEOUT_S)
+        await channel.connect(timeout_s)
     except asyncio.TimeoutError:
         raise LoadError(
-            f"nobody answers at {url} within {CONNECT_TIMEOUT_S:g} s; give --url the gRPC port"
+            f"nobody answers at {url} within {timeout_s:g} s; give --url the gRPC port"
         ) from None
 
 
@@ -224,18 +222,23 @@ async def _sleep_until(instant_s: float) -> None:
 
 
 async def solo_texts(
-    url: str, model_name: str, utterances: Sequence[Utterance], *, first_id: int
+    url: str,
+    model_name: str,
+    utterances: Sequence[Utterance],
+    *,
+    first_id: int,
+    deadline_s: float,
 ) -> dict[str, str]:
     """Each utterance once, alone on the server: the text that it must have in company too."""
     channel, texts = wire.InferChannel(url), {}
-    await _connect(channel, url)
+    await _connect(channel, url, deadline_s)
     for number, utterance in enumerate(utterances):
         head = wire.head(model_name, first_id + number)
         for index, chunk in enumerate(utterance.bodies):
             flags = (wire.START if index == 0 else b"") + (
                 wire.END if index == len(utterance.bodies) - 1 else b""
             )
-            answer = await channel.call(head + flags + chunk, _SOLO_DEADLINE_S)
+            answer = await channel.call(head + flags + chunk, deadline_s)
         texts[utterance.name] = wire.text_of(answer)
     await channel.close()
     return texts

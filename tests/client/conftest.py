@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from oasr_backend.serve.process import TritonServer, local_settings
+from tests.guards import GUARD_S
 
 ECHO_REPOSITORY = Path(__file__).parent / "echo_repository"
 
@@ -17,7 +18,7 @@ ECHO_REPOSITORY = Path(__file__).parent / "echo_repository"
 @pytest.fixture(scope="session")
 def echo_server() -> Iterator[TritonServer]:
     with TritonServer(local_settings(ECHO_REPOSITORY)) as server:
-        server.wait_ready(60)
+        server.wait_ready(GUARD_S)
         yield server
 
 
@@ -25,7 +26,7 @@ def echo_server() -> Iterator[TritonServer]:
 def doomed_server() -> Iterator[TritonServer]:
     """A server of this test's own, to be killed."""
     with TritonServer(local_settings(ECHO_REPOSITORY)) as server:
-        server.wait_ready(60)
+        server.wait_ready(GUARD_S)
         yield server
 
 

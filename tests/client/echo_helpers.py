@@ -13,14 +13,19 @@ from oasr_client import (
     AsyncStreamingClient,
     RetryPolicy,
     StreamingClient,
+    StreamLostError,
     StreamUpdate,
 )
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import wait_until
 
 PROTOCOLS = ["grpc", "http"]
 NO_RESTART = RetryPolicy(max_restarts=0)
-PROMPT_S = 6.0
+#: As in the echo model's config.pbtxt.
+TRITON_IDLE_S = 1.5
+#: A deadline that no test waits for: an error that comes by itself is another one.
+FAR_S = 600.0
 
 
 def url_of(server: TritonServer, protocol: str) -> str:
@@ -41,10 +46,23 @@ def live_streams(server: TritonServer) -> int:
 
 
 def wait_until_freed(server: TritonServer) -> None:
-    deadline_s = time.monotonic() + 2.0
-    while live_streams(server) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    assert live_streams(server) == 0
+    wait_until(lambda: live_streams(server) == 0, what="every stream is freed")
+
+
+def wait_until_forgotten(server: TritonServer) -> None:
+    """Until Triton has forgotten all streams that were used last before this call.
+
+    A stream that begins later is sent nothing for its limit: when that one is lost, all are.
+    """
+    while True:
+        with StreamingClient(**settings_for(server, "grpc", retry=NO_RESTART)) as client:
+            stream = client.stream()
+            stream.send(np.zeros(1))
+            time.sleep(1.2 * TRITON_IDLE_S)
+            try:
+                stream.finish()
+            except StreamLostError:
+                return
 
 
 def send_one_blocking(settings: dict[str, Any]) -> StreamUpdate:

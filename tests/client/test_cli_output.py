@@ -16,10 +16,7 @@ from cli_helpers import COMMAND, at, oasr_client
 
 from oasr_backend.serve.process import TritonServer
 
-triton = pytest.mark.triton
 
-
-@triton
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 @pytest.mark.parametrize("arguments", [["--json"], ["--format", "json"], ["--format", "vtt"]])
 def test_documents_are_utf_8_whatever_the_locale(
@@ -32,7 +29,6 @@ def test_documents_are_utf_8_whatever_the_locale(
     assert "今天 é" in done.stdout.decode("utf-8")
 
 
-@triton
 @pytest.mark.parametrize(
     ("encoding", "shown"),
     [
@@ -50,7 +46,6 @@ def test_plain_text_keeps_the_locale_and_escapes_what_it_lacks(
     assert (done.stdout, done.stderr) == (shown + b" heard 24000\n", b"")
 
 
-@triton
 def test_files_of_any_name_are_read(
     echo_server: TritonServer, recording: Path, tmp_path: Path
 ) -> None:
@@ -74,7 +69,6 @@ def test_files_of_any_name_are_read(
     assert absent.stderr == b"oasr-client: \\udcff.wav: no such file; check the path\n"
 
 
-@triton
 def test_excerpts_of_a_manifest_are_cut_scored_and_named(
     echo_server: TritonServer, recording: Path, tmp_path: Path
 ) -> None:
@@ -109,7 +103,6 @@ def test_excerpts_of_a_manifest_are_cut_scored_and_named(
     }
 
 
-@triton
 def test_channels_that_cancel_are_warned_of(echo_server: TritonServer, tmp_path: Path) -> None:
     path = tmp_path / "stereo.wav"
     voice = np.random.default_rng(0).uniform(-0.5, 0.5, 16000)

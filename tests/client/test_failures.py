@@ -1,4 +1,4 @@
-"""Each failure against real sockets: who answers what, and how fast."""
+"""Each failure against real sockets: who answers what, long before a deadline or at it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from echo_helpers import (
     EACH_PROTOCOL,
+    FAR_S,
     NO_RESTART,
-    PROMPT_S,
     SENDERS,
     SendOne,
     settings_for,
@@ -46,10 +46,8 @@ def silent_port() -> Iterator[int]:
 def test_nobody_listening_is_told_at_once(send_one: SendOne, protocol: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    started_s = time.monotonic()
     with pytest.raises(ServerUnavailableError, match=f"127.0.0.1:{port}.*check the address"):
-        send_one({"url": f"127.0.0.1:{port}", "protocol": protocol})
-    assert time.monotonic() - started_s < PROMPT_S
+        send_one({"url": f"127.0.0.1:{port}", "protocol": protocol, "timeout_s": FAR_S})
 
 
 @SENDERS
@@ -61,25 +59,20 @@ def test_the_deadline_holds_where_nobody_answers(
     started_s = time.monotonic()
     with pytest.raises(DeadlineError, match=r"within 0\.5 s.*raise timeout_s"):
         send_one(settings)
-    # The deadline of the request and the one of the END that follows.
-    assert 0.5 <= time.monotonic() - started_s < 2 * 0.5 + PROMPT_S
+    assert time.monotonic() - started_s >= 0.5
 
 
-@pytest.mark.triton
 @SENDERS
 @EACH_PROTOCOL
 def test_a_slow_answer_ends_at_the_deadline(
     send_one: SendOne, protocol: str, echo_server: TritonServer
 ) -> None:
     slow = settings_for(echo_server, protocol, timeout_s=0.3, options={"sleep_ms": 800})
-    started_s = time.monotonic()
-    with pytest.raises(DeadlineError):
+    with pytest.raises(DeadlineError, match=r"within 0\.3 s"):
         send_one(slow)
-    assert time.monotonic() - started_s < 2 * 0.3 + PROMPT_S
     wait_until_freed(echo_server)
 
 
-@pytest.mark.triton
 @SENDERS
 @EACH_PROTOCOL
 def test_an_unknown_option_is_rejected_by_name(
@@ -89,7 +82,6 @@ def test_an_unknown_option_is_rejected_by_name(
         send_one(settings_for(echo_server, protocol, options={"nbset": 3}))
 
 
-@pytest.mark.triton
 @SENDERS
 @EACH_PROTOCOL
 def test_an_unknown_model_is_rejected_by_name(
@@ -100,36 +92,32 @@ def test_an_unknown_model_is_rejected_by_name(
         send_one({**settings, "model_name": "absent"})
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_a_server_that_is_killed_is_told_and_never_waited_for(
     protocol: str, doomed_server: TritonServer
 ) -> None:
-    settings = settings_for(doomed_server, protocol, timeout_s=20.0)
+    settings = settings_for(doomed_server, protocol, timeout_s=FAR_S)
     with StreamingClient(**settings) as client, client.stream() as stream:
         stream.send(np.zeros(100))
         os.killpg(doomed_server.pid, signal.SIGKILL)
-        started_s = time.monotonic()
         with pytest.raises(ServerUnavailableError):
             stream.send(np.zeros(100))
-    assert time.monotonic() - started_s < PROMPT_S
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_a_server_killed_during_an_answer_is_told(
     protocol: str, doomed_server: TritonServer
 ) -> None:
-    settings = settings_for(doomed_server, protocol, timeout_s=20.0, retry=NO_RESTART)
+    settings = settings_for(doomed_server, protocol, timeout_s=FAR_S, retry=NO_RESTART)
 
     async def run() -> None:
         async with AsyncStreamingClient(**settings) as client:
-            stream = client.stream(options={"sleep_ms": 10_000})
+            stream = client.stream(options={"sleep_ms": 60_000})
             sending = asyncio.ensure_future(stream.send(np.zeros(100)))
             await asyncio.sleep(0.3)
             os.killpg(doomed_server.pid, signal.SIGKILL)
             with pytest.raises(ServerUnavailableError):
-                await asyncio.wait_for(sending, PROMPT_S)
+                await sending
 
     asyncio.run(run())
 

@@ -21,7 +21,7 @@ from oasr_client import (
     read_audio,
 )
 
-pytestmark = pytest.mark.triton
+from tests.guards import GUARD_S
 
 
 class Server(Protocol):
@@ -147,7 +147,7 @@ def test_captions_follow_the_words_without_an_option(
 ) -> None:
     command = [sys.executable, "-m", "oasr_client", "--url", live_server.grpc_url]
     command += ["--format", "srt", str(clips[0].path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
     cues = [cue.split("\n") for cue in done.stdout.strip().split("\n\n")]
     assert " ".join(text for _, _, text in cues) == expected[0]
     # A caption for the whole file, which needs no words, starts with the file.
@@ -160,7 +160,7 @@ def test_the_command_scores_the_demo_test_set(
     manifest = clips[0].path.parent / "manifest.json"
     command = [sys.executable, "-m", "oasr_client", "--url", live_server.grpc_url]
     command += ["--manifest", str(manifest), "--parallel", "5", "--json", "--no-partials"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
     *finals, score = [json.loads(line) for line in done.stdout.splitlines()]
     texts = {Path(line["file"]).name: line["text"] for line in finals}
     assert texts == {clip.path.name: text for clip, text in zip(clips, expected, strict=True)}

@@ -41,7 +41,6 @@ def hour(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.triton
 @pytest.mark.slow
 def test_an_hour_is_heard_in_less_than_200_mb(echo_server: TritonServer, hour: Path) -> None:
     command = [sys.executable, "-c", MEASURED, "--url", echo_server.grpc_url, "--model", "echo"]

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 README = Path(__file__).parents[2] / "client" / "README.md"
 URL = "127.0.0.1:8001"
@@ -24,11 +23,12 @@ def run_example(needle: str, server: TritonServer, *, cwd: Path) -> list[str]:
     program = program.replace("oasr_streaming", "echo")
     more = {"model_name": "echo"} if "StreamingClient" in program else {}
     command = [sys.executable, "-c", f"MORE = {more}\n{program}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=cwd)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=GUARD_S, check=True, cwd=cwd
+    )
     return done.stdout.splitlines()
 
 
-@pytest.mark.triton
 def test_the_class_example_prints_each_partial_and_the_final(
     echo_server: TritonServer, recording: Path
 ) -> None:
@@ -37,7 +37,6 @@ def test_the_class_example_prints_each_partial_and_the_final(
     assert lines == ["heard 10240", "heard 20480", "heard 24000", "heard 24000"]
 
 
-@pytest.mark.triton
 def test_the_plain_example_shows_the_words_of_a_recording(
     echo_server: TritonServer, tmp_path: Path
 ) -> None:

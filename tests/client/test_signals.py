@@ -14,6 +14,7 @@ import soundfile
 from echo_helpers import live_streams, wait_until_freed
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 LONG_S = 30
 
@@ -34,7 +35,6 @@ def read_until_heard(process: subprocess.Popen[str], *, num_files: int) -> None:
         heard.add(json.loads(process.stdout.readline())["file"])
 
 
-@pytest.mark.triton
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
 )
@@ -55,6 +55,6 @@ def test_a_signal_frees_the_streams_whatever_else_waits(
     with subprocess.Popen(command, **pipes) as process:
         read_until_heard(process, num_files=min(num_files, parallel))
         process.send_signal(number)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=GUARD_S)
     assert (process.returncode, errors) == (status, "oasr-client: cancelled\n")
     assert live_streams(echo_server) == 0

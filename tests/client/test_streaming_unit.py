@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oasr_client.errors import (
     ClientError,
@@ -38,7 +38,6 @@ def test_the_type_decides_the_scale_and_never_the_amplitude() -> None:
     np.testing.assert_array_equal(to_wire(loud, "fp32"), loud.astype(np.float32))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-32768, 32767), max_size=50))
 def test_pcm16_survives_the_way_through_floats(values: list[int]) -> None:
     samples = np.array(values, np.int16)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from echo_helpers import (
     EACH_PROTOCOL,
-    PROMPT_S,
     SENDERS,
     SendOne,
     live_streams,
@@ -30,9 +29,9 @@ from oasr_client import (
 )
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_a_stream_left_by_an_exception_is_freed_at_once(
     protocol: str, echo_server: TritonServer
@@ -58,11 +57,11 @@ options = {"sleep_ms": 700}
 client = StreamingClient(url, protocol=protocol, model_name="echo", options=options)
 with client.stream() as stream:
     print("sending", flush=True)
-    stream.send(numpy.zeros(10))
+    while True:
+        stream.send(numpy.zeros(10))
 """
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_ctrl_c_leaves_a_blocking_call_and_frees_its_stream(
     protocol: str, echo_server: TritonServer
@@ -74,15 +73,12 @@ def test_ctrl_c_leaves_a_blocking_call_and_frees_its_stream(
         assert process.stdout is not None
         process.stdout.readline()
         time.sleep(0.3)
-        started_s = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert time.monotonic() - started_s < PROMPT_S
+        _, errors = process.communicate(timeout=GUARD_S)
     assert "KeyboardInterrupt" in errors
     wait_until_freed(echo_server)
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_a_cancelled_task_frees_its_stream_at_once(
     protocol: str, echo_server: TritonServer
@@ -107,7 +103,6 @@ def test_a_cancelled_task_frees_its_stream_at_once(
     assert live_streams(echo_server) == 0
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_a_client_in_another_event_loop_is_told_so(
     protocol: str, echo_server: TritonServer
@@ -131,7 +126,6 @@ def test_a_client_in_another_event_loop_is_told_so(
     assert live_streams(echo_server) == 0
 
 
-@pytest.mark.triton
 @EACH_PROTOCOL
 def test_one_client_serves_many_threads(protocol: str, echo_server: TritonServer) -> None:
     texts: dict[int, str] = {}
@@ -151,7 +145,6 @@ def test_one_client_serves_many_threads(protocol: str, echo_server: TritonServer
     assert texts == {n: f"heard {20 * n}" for n in (1, 2, 3, 4)}
 
 
-@pytest.mark.triton
 @SENDERS
 @EACH_PROTOCOL
 @pytest.mark.parametrize("dtype", ["pcm16", "fp32"])

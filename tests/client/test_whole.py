@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import pytest
 from oasr_client import StreamingClient, iter_chunks, read_audio
 from oasr_client.whole import whole
 
@@ -54,7 +53,6 @@ def test_a_document_of_another_model_stays_as_it_is() -> None:
     assert whole(other, {"words": [{"word": "B"}]}) == other
 
 
-@pytest.mark.triton
 def test_each_result_of_a_long_stream_spells_its_text(
     live_server: Server, clips: list[Clip]
 ) -> None:

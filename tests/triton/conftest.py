@@ -11,6 +11,7 @@ import soundfile
 
 from oasr_backend.serve.process import TritonServer, local_settings
 from tests.conftest import Clip, LiveServer
+from tests.guards import GUARD_S
 from tests.triton.variants import VariantServer
 from tests.triton.wire import Wire
 
@@ -36,5 +37,5 @@ def variant_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Variant
     repository = tmp_path_factory.mktemp("variants")
     settings = local_settings(repository, extra_flags=("--model-control-mode=explicit",))
     with TritonServer(settings) as server:
-        server.wait_ready(60)
+        server.wait_ready(GUARD_S)
         yield VariantServer(server, repository)

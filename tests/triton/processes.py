@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from benchmarks.chaos.health import stub_processes
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.health import stub_processes
 
 
 def newest_stub(server: TritonServer) -> int:

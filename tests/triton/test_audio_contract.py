@@ -8,10 +8,9 @@ import soxr
 
 from oasr_backend.features import decode_mulaw
 from tests.conftest import LiveServer
+from tests.guards import wait_until
 from tests.triton.conftest import Pcm16
-from tests.triton.wire import Samples, Wire, metrics, wait_until
-
-pytestmark = pytest.mark.triton
+from tests.triton.wire import Samples, Wire, metrics
 
 
 @pytest.fixture(name="wire", params=["grpc", "http"])
@@ -54,7 +53,7 @@ def test_the_type_decides_the_scale_and_loud_audio_is_only_counted(
     as_float = recordings[0].astype(np.float32)
     assert wire.send("scaled", as_float / np.float32(32768), "SE") == expected[0]
     wire.send("unscaled", as_float, "SE")
-    wait_until(lambda: loud_chunks() == before + 1, timeout_s=5, what="the chunk is counted")
+    wait_until(lambda: loud_chunks() == before + 1, what="the chunk is counted")
 
 
 def test_padding_behind_the_valid_samples_is_not_audio(

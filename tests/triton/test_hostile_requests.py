@@ -24,8 +24,6 @@ from tests.triton.processes import newest_stub
 from tests.triton.variants import GOLDEN
 from tests.triton.wire import Wire, sequence
 
-pytestmark = pytest.mark.triton
-
 MIB = 1 << 20
 
 

@@ -11,11 +11,10 @@ import pytest
 from oasr_backend.serve.cores import parse_instance_cores
 from oasr_backend.serve.process import TritonServer, local_settings
 from tests.conftest import MODEL_REPOSITORY
+from tests.guards import GUARD_S
 from tests.triton.conftest import Pcm16
 from tests.triton.processes import cores_by_thread, newest_stub
 from tests.triton.wire import Wire
-
-pytestmark = pytest.mark.triton
 
 USABLE = frozenset(os.sched_getaffinity(0))
 MINE = frozenset({max(USABLE)})
@@ -26,7 +25,7 @@ def server() -> Iterator[TritonServer]:
     cores = parse_instance_cores(str(max(USABLE)))
     settings = replace(local_settings(MODEL_REPOSITORY), instance_cores=cores)
     with TritonServer(settings) as running:
-        running.wait_ready(180)
+        running.wait_ready(GUARD_S)
         yield running
 
 

@@ -1,4 +1,7 @@
-"""What clients leave undone: silence, vanishing, second STARTs, cancelled calls, crowds."""
+"""What clients leave undone: silence, vanishing, second STARTs, cancelled calls, crowds.
+
+The checkpoint is the small golden one: idle limits of seconds are far above what its steps take.
+"""
 
 from __future__ import annotations
 
@@ -12,37 +15,47 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.chaos.health import wait_until_published
+from tests.guards import wait_until
 from tests.triton.conftest import Pcm16
-from tests.triton.variants import LoadedModel, Variant, VariantServer
+from tests.triton.variants import GOLDEN, LoadedModel, Variant, VariantServer
 from tests.triton.wire import (
     AsyncWire,
     audio,
     run_async,
     sequence,
     status_of,
-    wait_until,
 )
-
-pytestmark = pytest.mark.triton
 
 MAX_STREAMS = 6
 TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
-#: After this, metrics are of now.
-PUBLISHED_S = 2.5
-#: Limit, housekeeping and publishing intervals, and patience.
-BACK_S = STREAM_IDLE_S + 10.0
+#: Out of reach: whoever finds room gets it in another way.
+NEVER_S = 3600.0
 
 
 @pytest.fixture(scope="module", name="model")
 def _model(variant_server: VariantServer) -> Iterator[LoadedModel]:
-    variant = Variant(
-        "brisk",
-        {"max_streams": str(MAX_STREAMS), "stream_idle_timeout_s": str(STREAM_IDLE_S)},
+    with variant_server.loaded(brisk("brisk", stream_idle_s=STREAM_IDLE_S)) as model:
+        yield model
+
+
+def brisk(name: str, *, stream_idle_s: float) -> Variant:
+    return Variant(
+        name,
+        {"max_streams": str(MAX_STREAMS), "stream_idle_timeout_s": str(stream_idle_s)},
+        checkpoint_dir=GOLDEN,
         triton_idle_s=TRITON_IDLE_S,
         max_candidates=4 * MAX_STREAMS,
     )
-    with variant_server.loaded(variant) as model:
-        yield model
+
+
+@pytest.fixture(scope="module", name="expected")
+def _expected(model: LoadedModel, recordings: list[Pcm16]) -> list[str]:
+    """Each recording's final text when it comes in one request."""
+    with model.wire() as wire:
+        texts = [wire.send(f"alone {i}", pcm, "SE") for i, pcm in enumerate(recordings)]
+    assert len(set(texts)) == len(texts), "a mix-up shows"
+    return texts
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +69,8 @@ def wait_until_empty(model: LoadedModel) -> None:
         now = model.metrics()
         return now.get("oasr_active_streams") == 0 and now.get("oasr_used_blocks") == 0
 
-    time.sleep(PUBLISHED_S)
-    wait_until(is_empty, timeout_s=BACK_S, what="every stream and block is free again")
+    wait_until_published(model.server, model.name)
+    wait_until(is_empty, what="every stream and block is free again")
 
 
 def test_a_late_chunk_is_told_to_start_and_a_start_works_again(
@@ -93,7 +106,6 @@ def test_a_second_start_begins_a_new_stream(
         assert wire.send(8, last, "E") == expected[0]
     wait_until(
         lambda: model.metrics()["oasr_conflicts_total"] == before + 1,
-        timeout_s=5,
         what="the conflict is counted",
     )
 
@@ -152,7 +164,7 @@ def test_numbered_requests_out_of_order_are_errors_and_never_another_text(
 def test_one_more_stream_is_refused_at_once_while_the_others_go_on(
     model: LoadedModel, recordings: list[Pcm16], expected: list[str]
 ) -> None:
-    async def act(wire: AsyncWire) -> tuple[list[str], list[float]]:
+    async def act(wire: AsyncWire) -> tuple[list[str], list[float], float]:
         ids = [f"in {i}" for i in range(MAX_STREAMS)]
         await asyncio.gather(*(wire.send(name, recordings[0][:8000], "S") for name in ids))
         refusals_s = []
@@ -163,21 +175,23 @@ def test_one_more_stream_is_refused_at_once_while_the_others_go_on(
             refusals_s.append(time.perf_counter() - begin_s)
             assert status_of(refused.value) == "UNAVAILABLE"
             assert str(MAX_STREAMS) in str(refused.value.message())
-        return await asyncio.gather(
-            *(wire.send(name, recordings[0][8000:], "E") for name in ids)
-        ), refusals_s
+        begin_s = time.perf_counter()
+        texts = await asyncio.gather(*(wire.send(name, recordings[0][8000:], "E") for name in ids))
+        return texts, refusals_s, time.perf_counter() - begin_s
 
-    texts, refusals_s = run_async(model.server, model.name, act)
+    texts, refusals_s, served_s = run_async(model.server, model.name, act)
     assert texts == [expected[0]] * MAX_STREAMS
-    assert min(refusals_s) < 0.1
+    assert min(refusals_s) < served_s, "a refusal needs no step"
     assert model.metrics()["oasr_max_streams"] == MAX_STREAMS
 
 
 def test_a_stream_that_triton_forgot_makes_room_before_its_own_limit(
-    model: LoadedModel, recordings: list[Pcm16], expected: list[str]
+    variant_server: VariantServer, recordings: list[Pcm16]
 ) -> None:
     statuses: list[str] = []
-    with model.wire() as wire:
+    variant = brisk("forgetful", stream_idle_s=NEVER_S)
+    with variant_server.loaded(variant) as model, model.wire() as wire:
+        expected = wire.send("alone", recordings[0], "SE")
         for index in range(MAX_STREAMS):
             wire.send(f"dead {index}", recordings[0][:8000], "S")
         begin_s = time.monotonic()
@@ -189,9 +203,9 @@ def test_a_stream_that_triton_forgot_makes_room_before_its_own_limit(
                 statuses.append(status_of(error))
                 time.sleep(0.1)
         waited_s = time.monotonic() - begin_s
-    assert text == expected[0]
+    assert text == expected
     assert set(statuses) == {"UNAVAILABLE"}
-    assert TRITON_IDLE_S - 0.3 < waited_s < STREAM_IDLE_S + 1.5
+    assert waited_s > TRITON_IDLE_S - 0.3
 
 
 def test_cancelled_calls_free_their_streams_and_hurt_nobody(
@@ -223,9 +237,7 @@ def test_a_grpc_stream_that_is_closed_early_is_freed(
         client.async_stream_infer(
             model.name, audio(tritonclient.grpc, recordings[0]), **sequence("left", flags)
         )
-    begin_s = time.monotonic()
     client.stop_stream(cancel_requests=True)
-    assert time.monotonic() - begin_s < 1.0
     client.close()
 
 

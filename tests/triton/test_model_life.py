@@ -22,6 +22,7 @@ from oasr_backend.serve.shm import leftover_regions
 from tests.chaos.health import stub_processes
 from tests.conftest import MODEL_REPOSITORY
 from tests.engine_helpers import STRIDE_SAMPLES
+from tests.guards import GUARD_S, wait_until
 from tests.triton.conftest import Pcm16
 from tests.triton.processes import newest_stub
 from tests.triton.variants import GOLDEN, LoadedModel, Variant, VariantServer
@@ -33,13 +34,12 @@ from tests.triton.wire import (
     sequence,
     status_of,
     text_of,
-    wait_until,
 )
-
-pytestmark = pytest.mark.triton
 
 FAULTY_MODEL = Path(__file__).parent / "faulty_model.py"
 STEP_S = 0.6
+#: Steps of one request, enough that it is in hand when the next round of metrics tells of it.
+SEVERAL = 12
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_reload_forgets_its_streams_and_says_so(
         with pytest.raises(InferenceServerException) as gone:
             wire.send(2, recordings[0])
         assert status_of(gone.value) in ("NOT_FOUND", "UNAVAILABLE")
-        wait_until(lambda: not is_ready(model), timeout_s=30, what="the model is unloaded")
+        wait_until(lambda: not is_ready(model), what="the model is unloaded")
         variant_server.load(variant)
         for flags in ("", "E"):
             with pytest.raises(InferenceServerException, match="START") as lost:
@@ -130,6 +130,10 @@ def _slow(variant_server: VariantServer) -> Iterator[LoadedModel]:
         yield model
 
 
+def several_steps(recordings: list[Pcm16]) -> Pcm16:
+    return np.resize(recordings[0], SEVERAL * STRIDE_SAMPLES)
+
+
 def test_stalled_steps_cost_no_stream_its_place(slow: LoadedModel, recordings: list[Pcm16]) -> None:
     """Eight streams in steps of four, each step slower than the audio it decodes is long."""
 
@@ -161,9 +165,7 @@ def test_many_small_chunks_queued_at_once_are_all_answered_in_order(
             client.async_stream_infer(
                 slow.name, audio(tritonclient.grpc, piece), **sequence("queued", flags)
             )
-        wait_until(
-            lambda: len(answers) + len(errors) == len(pieces), timeout_s=60, what="all are answered"
-        )
+        wait_until(lambda: len(answers) + len(errors) == len(pieces), what="all are answered")
         client.stop_stream()
     assert errors == []
     assert [len(text) for text in answers] == sorted(len(text) for text in answers)
@@ -174,25 +176,28 @@ def test_many_small_chunks_queued_at_once_are_all_answered_in_order(
 def test_a_refusal_waits_for_no_more_than_the_step_in_progress(
     slow: LoadedModel, recordings: list[Pcm16]
 ) -> None:
-    async def act(wire: AsyncWire) -> float:
-        busy = asyncio.ensure_future(wire.send("busy", recordings[0], "SE"))
-        await asyncio.sleep(0.1)
+    async def act(wire: AsyncWire) -> tuple[float, float]:
         begin_s = time.perf_counter()
+        busy = asyncio.ensure_future(wire.send("busy", several_steps(recordings), "SE"))
+        await asyncio.sleep(0.1)
+        sent_s = time.perf_counter()
         with pytest.raises(InferenceServerException, match="nan"):
             await wire.send("refused", np.array([np.nan], np.float32), "SE")
-        elapsed_s = time.perf_counter() - begin_s
+        refusal_s = time.perf_counter() - sent_s
         assert not busy.done()
         await busy
-        return elapsed_s
+        return refusal_s, time.perf_counter() - begin_s
 
-    assert run_async(slow.server, slow.name, act) < 3 * STEP_S
+    refusal_s, all_steps_s = run_async(slow.server, slow.name, act)
+    # An `execute` takes three of the steps; the rest is the machine's.
+    assert refusal_s < 5 / SEVERAL * all_steps_s
 
 
 @pytest.mark.parametrize("flags", ["S", ""])
 def test_a_call_cancelled_after_its_first_step_is_served_and_its_stream_goes_on(
     slow: LoadedModel, recordings: list[Pcm16], flags: str
 ) -> None:
-    first, second = np.split(np.tile(recordings[0], 2)[:100_000], 2)
+    first, second = several_steps(recordings), recordings[1]
 
     async def act(wire: AsyncWire) -> str:
         if not flags:
@@ -209,13 +214,12 @@ def test_an_end_cancelled_after_its_first_step_still_ends_its_stream(
     slow: LoadedModel, recordings: list[Pcm16]
 ) -> None:
     async def act(wire: AsyncWire) -> None:
-        await cancel_in_hand(slow, wire.send("hung up", np.tile(recordings[0], 2), "SE"))
+        await cancel_in_hand(slow, wire.send("hung up", several_steps(recordings), "SE"))
 
     run_async(slow.server, slow.name, act)
     # Its idle limit of 90 s is far away.
     wait_until(
         lambda: slow.metrics()["oasr_active_streams"] == 0,
-        timeout_s=30,
         what="the stream has ended without its caller",
     )
 
@@ -263,18 +267,13 @@ def test_a_fault_in_the_step_ends_its_streams_and_a_lost_device_everything(
         with pytest.raises(InferenceServerException, match="injected illegal memory") as lost:
             wire.send("fatal", with_mark(recordings[1], 1.75), "S")
         assert status_of(lost.value) == "UNAVAILABLE"
-        begin_s = time.monotonic()
         for stream_id, flags in (("open", ""), ("new", "SE")):
             with pytest.raises(InferenceServerException, match="restarted") as refused:
                 wire.send(stream_id, recordings[0], flags)
             assert status_of(refused.value) == "UNAVAILABLE"
-        assert time.monotonic() - begin_s < 1.0
-    wait_until(
-        lambda: faulty.metrics().get("oasr_healthy") == 0, timeout_s=5, what="the gauge tells it"
-    )
+    wait_until(lambda: faulty.metrics().get("oasr_healthy") == 0, what="the gauge tells it")
     wait_until(
         lambda: faulty.metrics().get('oasr_finished_total{reason="failed"}', 0) >= 2,
-        timeout_s=5,
         what="the ends are counted",
     )
 
@@ -301,10 +300,8 @@ def test_a_stub_that_is_killed_is_an_error_and_never_a_hang(
         stub = newest_stub(model.server)
         os.kill(stub, signal.SIGKILL)
         for stream_id, flags in ((1, ""), (2, "S")):
-            begin_s = time.monotonic()
             with pytest.raises(InferenceServerException):
                 wire.send(stream_id, recordings[0], flags)
-            assert time.monotonic() - begin_s < 10.0
         assert stub in dead_stubs(variant_server.server.pid)
 
 
@@ -317,12 +314,9 @@ def test_a_stub_that_was_killed_counts_as_dead_until_its_model_is_unloaded(
         os.kill(stub, signal.SIGKILL)
         wait_until(
             lambda: dead_stubs(model.server.pid).get(stub) == -signal.SIGKILL,
-            timeout_s=5,
             what="the stub is dead",
         )
-    wait_until(
-        lambda: stub not in dead_stubs(model.server.pid), timeout_s=10, what="it is collected"
-    )
+    wait_until(lambda: stub not in dead_stubs(model.server.pid), what="it is collected")
 
 
 def test_the_heartbeat_of_an_unloaded_model_is_0_and_so_no_hang(
@@ -360,23 +354,24 @@ def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
     overrides = {"debug_slow_step_ms": "300", "checkpoint_dir": str(GOLDEN)}
     server = TritonServer(local_settings(MODEL_REPOSITORY, overrides=overrides))
     with server:
-        server.wait_ready(60)
+        server.wait_ready(GUARD_S)
         client = tritonclient.grpc.InferenceServerClient(server.grpc_url)
         outcomes: list[object] = []
         for stream_id in range(1, 9):
             client.async_infer(
                 "oasr_streaming",
-                audio(tritonclient.grpc, np.tile(recordings[0], 4)),
+                audio(tritonclient.grpc, np.tile(recordings[0], 2)),
                 lambda result, error: outcomes.append(error or text_of(result)),
                 **sequence(stream_id, "S"),
             )
-        time.sleep(1.0)
-        begin_s = time.monotonic()
+        # The server holds them, and its next answer is some seconds of slow steps away.
+        held = LoadedModel(server, "oasr_streaming")
+        wait_until(lambda: held.metrics().get("oasr_active_streams") == 8, what="all are open")
+        assert outcomes == []
         server.stop()
-        assert time.monotonic() - begin_s < 15.0
         # Nobody sends END: the stop cuts Triton's wait for it short, or else its time-out does.
         assert server.exit_status in (-signal.SIGKILL, 1)
-        wait_until(lambda: len(outcomes) == 8, timeout_s=5, what="every call has returned")
+        wait_until(lambda: len(outcomes) == 8, what="every call has returned")
         assert all(isinstance(outcome, str) and outcome for outcome in outcomes)
         client.close()
     assert running_in_group(server.pid) == []

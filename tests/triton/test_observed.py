@@ -9,17 +9,18 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
-import pytest
 
+from benchmarks.chaos.health import wait_until_published
 from oasr_backend.metrics import EngineMetrics
 from tests.conftest import LiveServer
+from tests.guards import GUARD_S, wait_until
 from tests.triton.conftest import Pcm16
-from tests.triton.wire import AsyncWire, Wire, metrics, run_async, wait_until
-
-pytestmark = pytest.mark.triton
-
-
-PUBLISHED_S = 2.5
+from tests.triton.wire import (
+    AsyncWire,
+    Wire,
+    metrics,
+    run_async,
+)
 
 
 def test_every_metric_of_the_engine_is_on_the_metrics_port(
@@ -29,18 +30,16 @@ def test_every_metric_of_the_engine_is_on_the_metrics_port(
         wire.send("observed", recordings[0][:20000], "S")
         wait_until(
             lambda: metrics(live_server.server, live_server.model_name)["oasr_used_blocks"] >= 1,
-            timeout_s=5,
             what="the stream is seen",
         )
-        # A round of publishing takes a moment; the histograms come last.
-        time.sleep(PUBLISHED_S)
+        wait_until_published(live_server.server)
         now = metrics(live_server.server, live_server.model_name)
         wire.send("observed", recordings[0][20000:], "E")
     assert now["oasr_used_blocks"] >= 1
     assert now["oasr_free_blocks"] > 0
     assert now["oasr_healthy"] == 1
     assert now['oasr_finished_total{reason="end"}'] >= len(expected)
-    assert now["oasr_audio_seconds_total"] > now["oasr_compute_seconds_total"] > 0
+    assert min(now["oasr_audio_seconds_total"], now["oasr_compute_seconds_total"]) > 0
     assert now["oasr_step_width_count"] == now['oasr_step_width_bucket{le="+Inf"}'] > 0
     assert set(EngineMetrics().__dataclass_fields__) >= {"rejected", "conflicts"}
     names = {name.partition("{")[0] for name in now}
@@ -51,14 +50,14 @@ def test_a_heartbeat_goes_on_while_nothing_else_changes(live_server: LiveServer)
     def beat_s() -> float:
         return metrics(live_server.server, live_server.model_name)["oasr_heartbeat_seconds"]
 
-    first_s = beat_s()
-    wait_until(lambda: beat_s() >= first_s + 2, timeout_s=15, what="two more beats")
-    assert -1.0 < time.time() - beat_s() < 10.0
+    first_s, begin_s = beat_s(), int(time.time())
+    wait_until(lambda: beat_s() >= max(first_s, begin_s) + 2, what="two more beats")
+    assert beat_s() <= time.time(), "they are seconds since 1970"
 
 
 def test_triton_counts_our_batches(live_server: LiveServer, expected: list[str]) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(live_server.metrics_url, timeout=5) as response:
+    with opener.open(live_server.metrics_url, timeout=GUARD_S) as response:
         text = response.read().decode()
     found = re.search(r'nv_inference_count\{model="oasr_streaming".*\} (\d+)', text)
     assert found
@@ -74,9 +73,7 @@ def test_the_log_tells_a_streams_story_by_its_id(
         wire.stream(name, [recordings[0], recordings[0][:0]])
     log = live_server.server.log_path
     assert isinstance(log, Path)
-    wait_until(
-        lambda: log.read_text("utf-8").count(name) >= 2, timeout_s=5, what="both lines are there"
-    )
+    wait_until(lambda: log.read_text("utf-8").count(name) >= 2, what="both lines are there")
     lines = [line for line in log.read_text("utf-8").splitlines() if name in line]
     assert "event=stream_open" in lines[0]
     assert re.search(r"event=stream_close .*generation=\d+ reason=end audio_s=\d+\.\d\d", lines[-1])

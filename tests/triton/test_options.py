@@ -21,8 +21,6 @@ from tests.same_results import assert_same_results
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import audio, sequence
 
-pytestmark = pytest.mark.triton
-
 BEAM = {"decoder": "prefix_beam", "beam_size": 10}
 EVERYTHING = {**BEAM, "nbest": 4, "word_times": True, "endpoint": True}
 

@@ -20,8 +20,6 @@ from tests.result_schema import check_document
 from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
 
-pytestmark = pytest.mark.triton
-
 NUM_BLOCKS = 8
 #: 8 blocks of 16 frames of 40 ms.
 LONGEST_S = 5.12

@@ -15,8 +15,6 @@ from tests.conftest import LiveServer
 from tests.triton.conftest import Pcm16
 from tests.triton.wire import NOTHING, AsyncWire, Wire, audio, run_async, status_of, tensor
 
-pytestmark = pytest.mark.triton
-
 WINDOW_SAMPLES = 10960
 
 

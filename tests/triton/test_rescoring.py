@@ -18,8 +18,6 @@ from tests.triton.conftest import Pcm16
 from tests.triton.variants import GOLDEN, Variant, VariantServer
 from tests.triton.wire import AsyncWire, Wire, run_async
 
-pytestmark = pytest.mark.triton
-
 BEAM: dict[str, Any] = {"decoder": "prefix_beam"}
 RESCORED: dict[str, Any] = {**BEAM, "rescoring": True}
 PIECE = 8000

@@ -6,23 +6,20 @@ import asyncio
 import time
 
 import numpy as np
-import pytest
 
 from benchmarks.load import wire
 from oasr_backend.serve.process import TritonServer, local_settings
 from tests.conftest import MODEL_REPOSITORY
-
-pytestmark = pytest.mark.triton
+from tests.guards import GUARD_S
 
 _NUM_CALLERS = 256
 _SECONDS = 5.0
 _PAUSE_S = 0.3
-_DEADLINE_S = 30.0
 
 
 def test_streaming_calls_that_stay_open_do_not_end_the_server() -> None:
     with TritonServer(local_settings(MODEL_REPOSITORY)) as server:
-        server.wait_ready(180)
+        server.wait_ready(GUARD_S)
         num_answers = asyncio.run(_speak_all(server.grpc_url))
         assert server.is_ready()
     assert min(num_answers) >= 3
@@ -32,7 +29,7 @@ async def _speak_all(url: str) -> list[int]:
     """How many requests of each caller were answered; raises what any of them was told."""
     channels = [wire.InferChannel(url) for _ in range(4)]
     for channel in channels:
-        await channel.connect(_DEADLINE_S)
+        await channel.connect(GUARD_S)
     stop_s = time.monotonic() + _SECONDS
     callers = (
         _speak(channels[number % len(channels)], number, stop_s) for number in range(_NUM_CALLERS)
@@ -50,7 +47,7 @@ async def _speak(channel: wire.InferChannel, number: int, stop_s: float) -> int:
     while time.monotonic() < stop_s:
         head = wire.head("oasr_streaming", 1 + number + _NUM_CALLERS * num_answers)
         for flags in (wire.START, b"", wire.END):
-            assert await call.ask(head + flags + chunk, _DEADLINE_S) == ""
+            assert await call.ask(head + flags + chunk, GUARD_S) == ""
             num_answers += 1
         await asyncio.sleep(_PAUSE_S)
     return num_answers

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import tritonclient.grpc
 
+from tests.guards import GUARD_S
 from tests.triton.texts import TEXTS
 from tests.triton.variants import LoadedModel, Variant, VariantServer
 from tests.triton.wire import NOTHING, audio, sequence
 
 STRINGS_MODEL = Path(__file__).parent / "strings_model.py"
-pytestmark = pytest.mark.triton
 
 
 def variant(layout: str) -> Variant:
@@ -29,7 +29,7 @@ def wire_bytes(model: LoadedModel, outputs: Sequence[str], *, index: int, later:
             audio(tritonclient.grpc, NOTHING),
             outputs=[tritonclient.grpc.InferRequestedOutput(name) for name in outputs],
             parameters={"index": index, "later": later},
-            client_timeout=60,
+            client_timeout=GUARD_S,
             **sequence(1 + index, "SE"),
         )
     assert [output.name for output in found.get_response().outputs] == list(outputs)

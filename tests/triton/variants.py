@@ -12,6 +12,7 @@ import tritonclient.http
 
 from oasr_backend.serve.process import TritonServer
 from tests.conftest import DEMO_DIR, GOLDEN_DIR, MODEL_REPOSITORY
+from tests.guards import GUARD_S
 from tests.triton.wire import Wire, metrics
 
 SHIPPED = MODEL_REPOSITORY / "oasr_streaming"
@@ -98,5 +99,5 @@ class VariantServer:
 
     def _client(self) -> tritonclient.http.InferenceServerClient:
         return tritonclient.http.InferenceServerClient(
-            self.server.http_url, connection_timeout=60, network_timeout=60
+            self.server.http_url, connection_timeout=GUARD_S, network_timeout=GUARD_S
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +18,10 @@ from tritonclient.utils import InferenceServerException
 
 from oasr_backend.serve.process import TritonServer
 from oasr_backend.types import StreamId
+from tests.guards import GUARD_S
 
 Samples = npt.NDArray[Any]
 NOTHING = np.zeros(0, np.float32)
-TIMEOUT_S = 60.0
 _KINDS = {"float32": ("WAV", "FP32"), "int16": ("PCM16", "INT16")}
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -155,7 +154,7 @@ class AsyncWire:
             self._model_name,
             list(tensors),
             parameters=dict(parameters or {}) or None,
-            client_timeout=TIMEOUT_S,
+            client_timeout=GUARD_S,
             **sequence(stream_id, flags),
         )
         return text_of(result)
@@ -175,7 +174,7 @@ def run_async(
 
     async def main() -> Any:
         async with AsyncWire(server, model_name) as wire:
-            return await asyncio.wait_for(act(wire), timeout=120)
+            return await asyncio.wait_for(act(wire), timeout=GUARD_S)
 
     return asyncio.run(main())
 
@@ -187,7 +186,7 @@ def status_of(error: InferenceServerException) -> str:
 
 def metrics(server: TritonServer, model_name: str) -> dict[str, float]:
     """Custom metrics of one model: `name` or `name{reason="..."}` to value."""
-    with _OPENER.open(server.metrics_url, timeout=5) as response:
+    with _OPENER.open(server.metrics_url, timeout=GUARD_S) as response:
         text = response.read().decode()
     found = {}
     for name, labels, value in re.findall(r"^(oasr_\w+)\{(.*)\} (\S+)$", text, re.MULTILINE):
@@ -197,10 +196,3 @@ def metrics(server: TritonServer, model_name: str) -> dict[str, float]:
             more = ",".join(f'{key}="{pairs[key]}"' for key in sorted(pairs))
             found[f"{name}{{{more}}}" if more else name] = float(value)
     return found
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.1)

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.load import wire
-from benchmarks.load.utterances import Pcm
-from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import (
+from benchmarks.chaos.caller import (
+    DEADLINE_S,
     EMPTY,
     INVALID,
     OK,
@@ -25,13 +23,16 @@ from tests.chaos.caller import (
     new_id,
     request,
 )
-from tests.chaos.server import Limits
-from tests.chaos.speech import Clip
-from tests.chaos.victim import READY
+from benchmarks.chaos.server import Limits
+from benchmarks.chaos.speech import Clip
+from benchmarks.chaos.victim import READY
+from benchmarks.load import wire
+from benchmarks.load.utterances import Pcm
+from oasr_backend.serve.process import TritonServer
 
-_VICTIM_START_TIMEOUT_S = 60.0
-_VICTIM_ARGUMENTS = ("-m", "tests.chaos.victim")
+_VICTIM_ARGUMENTS = ("-m", "benchmarks.chaos.victim")
 _NUM_EMPTY = 5
+_LATE_S = 2.5
 #: What a run has done at least once each, or it was no chaos.
 DEEDS = (
     "vanish", "kill -9", "cancel START", "cancel a chunk", "cancel END", "duplicate START",
@@ -84,7 +85,7 @@ async def kill_9(caller: Caller, stage: Stage) -> None:
         )  # fmt: skip
         try:
             assert process.stdout is not None
-            line = await asyncio.wait_for(process.stdout.readline(), _VICTIM_START_TIMEOUT_S)
+            line = await asyncio.wait_for(process.stdout.readline(), DEADLINE_S)
             await asyncio.sleep(caller.chance.uniform(0.0, 1.5))
         except TimeoutError:
             line = b"no word"
@@ -128,14 +129,14 @@ async def late_chunk(caller: Caller, stage: Stage) -> None:
     if await caller.start("late_chunk", stream_id, SILENCE) is None:
         return
     limits = stage.limits
-    # Triton looks for idle sequences now and then, so a margin belongs to the limit.
+    # Triton looks for idle sequences now and then, and a busy machine makes it late.
     deed, limit_s = caller.chance.choice(
         (
             ("late after Triton's limit", limits.triton_idle_s),
             ("late after both limits", limits.stream_idle_s),
         )
     )
-    await asyncio.sleep(1.5 + limit_s)
+    await asyncio.sleep(_LATE_S + limit_s)
     await caller.send("late_chunk", request(stream_id, SILENCE), expected=(INVALID,))
     caller.record.deeds[deed] += 1
 

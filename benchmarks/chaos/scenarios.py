@@ -7,22 +7,26 @@ import itertools
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc  # type: ignore[import-untyped]
 import numpy as np
 
+from benchmarks.chaos.caller import (
+    DEADLINE_S,
+    EMPTY,
+    REFUSED,
+    SILENCE,
+    new_id,
+    request,
+    status_of,
+)
+from benchmarks.chaos.health import Streams, wait_until_empty
+from benchmarks.chaos.server import Limits, limited_server
+from benchmarks.chaos.speech import read_clips
 from benchmarks.load import wire
 from benchmarks.load.prometheus import HistogramChange, Metrics
-from oasr_backend.serve.process import TritonServer
-from tests.chaos.acts import WRONG_TENSORS
-from tests.chaos.caller import EMPTY, REFUSED, SILENCE, bad_request, new_id, request
-from tests.chaos.health import Memory, Streams, wait_until_empty
-from tests.chaos.server import Limits, limited_server
-from tests.chaos.speech import Clip, read_clips
 
-_DEADLINE_S = 20.0
 _NUM_CONNECTIONS = 4
 
 
@@ -46,7 +50,6 @@ ABANDON_LIMITS = Limits(max_streams=600, triton_idle_s=1.0, stream_idle_s=2.0)
 _WINDOW_EVERY = 25
 _NUM_OPENERS = 32
 _ASK_AGAIN_S = 0.05
-_STUCK_S = 30.0
 
 
 def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Abandoned:
@@ -56,7 +59,7 @@ def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Ab
         answers = asyncio.run(_open_many(server.grpc_url, count))
         at_last = Streams.read(server)
         begin_s = time.monotonic()
-        after = wait_until_empty(server, before.free_blocks, limits.stream_idle_s + 20.0)
+        after = wait_until_empty(server, before.free_blocks, limits.stream_idle_s + DEADLINE_S)
         return Abandoned(
             num_opened=answers["OK"],
             num_refused=answers.total() - answers["OK"],
@@ -79,9 +82,9 @@ async def _open_many(url: str, count: int) -> Counter[str]:
         for number in numbers:
             samples = clip.samples_S[:16_000] if number % _WINDOW_EVERY == 0 else SILENCE[:160]
             started = request(new_id(), samples, flags=wire.START)
-            while (status := await _status(channel, started)) != "OK":
+            while (status := await status_of(channel, started)) != "OK":
                 answers[status] += 1
-                if time.monotonic() - last_opened_s > _STUCK_S:
+                if time.monotonic() - last_opened_s > DEADLINE_S:
                     return
                 await asyncio.sleep(_ASK_AGAIN_S)
             answers["OK"] += 1
@@ -91,14 +94,6 @@ async def _open_many(url: str, count: int) -> Counter[str]:
     for channel in channels:
         await channel.close()
     return answers
-
-
-async def _status(channel: wire.InferChannel, request_bytes: bytes) -> str:
-    try:
-        await channel.call(request_bytes, _DEADLINE_S)
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
 
 
 @dataclass
@@ -120,17 +115,18 @@ class Overload:
         latencies = [[array("d") for _ in range(num_phases)] for _ in range(2)]
         return cls(*latencies)
 
-    def p99_ratio(self) -> float:
-        """With the flood over without it, for each phase and the one before: the median of these.
+    def slowdown(self) -> float:
+        """90th percentile with the flood over that of the phase before: the median of all pairs.
 
         A machine that stands still for a moment spoils one pair, a flood that does harm all.
         """
-        p99_s = [np.percentile(phase_s, 99) for phase_s in self.admitted_s]
-        return float(np.median(np.divide(p99_s[1::2], p99_s[0::2])))
+        p90_s = [np.percentile(phase_s, 90) for phase_s in self.admitted_s]
+        return float(np.median(np.divide(p90_s[1::2], p90_s[0::2])))
 
-    def refusal_p99_s(self) -> float:
-        """The median over the flooded phases."""
-        return float(np.median([np.percentile(phase_s, 99) for phase_s in self.refusal_s[1::2]]))
+    def refusal_steps(self) -> float:
+        """How many mean steps a refusal takes: the median of the flooded phases' medians."""
+        medians_s = [np.median(phase_s) for phase_s in self.refusal_s[1::2]]
+        return float(np.median(medians_s)) / self.mean_step_s
 
 
 OVERLOAD_LIMITS = Limits(max_streams=4, triton_idle_s=30.0, stream_idle_s=40.0)
@@ -171,7 +167,7 @@ class _Overloading:
         ids = [new_id() for _ in range(self._limits.max_streams)]
         for stream_id in ids:
             started = request(stream_id, self._clip.samples_S[:16_000], flags=wire.START)
-            await self._admitted.call(started, _DEADLINE_S)
+            await self._admitted.call(started, DEADLINE_S)
         self._start_s = time.monotonic()
         knockers = 3 * self._limits.max_streams
         await asyncio.gather(
@@ -179,7 +175,7 @@ class _Overloading:
             *(self._knock(index / knockers) for index in range(knockers)),
         )
         for stream_id in ids:
-            await self._admitted.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+            await self._admitted.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
         for channel in (self._admitted, self._flood):
             await channel.close()
         return self._result
@@ -197,7 +193,7 @@ class _Overloading:
         intended_s = self._start_s + _CHUNK_S * index / self._limits.max_streams
         while (phase := self._phase(intended_s)) < self._num_phases:
             await asyncio.sleep(max(0.0, intended_s - time.monotonic()))
-            status = await _status(self._admitted, request(stream_id, next(chunks)))
+            status = await status_of(self._admitted, request(stream_id, next(chunks)))
             self._result.admitted_s[phase].append(time.monotonic() - intended_s)
             if status != "OK":
                 self._result.admitted_errors[status] += 1
@@ -214,103 +210,10 @@ class _Overloading:
         started = request(new_id(), self._clip.samples_S[:5120], flags=wire.START)
         sent_s = time.monotonic()
         try:
-            await self._flood.call(started, _DEADLINE_S)
+            await self._flood.call(started, DEADLINE_S)
             self._result.refusals["OK"] += 1
         except grpc.aio.AioRpcError as error:
             self._result.refusal_s[phase].append(time.monotonic() - sent_s)
             self._result.refusals[error.code().name] += 1
             if error.code().name == REFUSED:
                 self._result.refusal_texts.add(error.details())
-
-
-@dataclass(frozen=True)
-class BadRequests:
-    answers: Counter[str]
-    text: str
-    expected_text: str
-    rest_before: Memory
-    rest_after: Memory
-    before: Streams
-    after: Streams
-
-
-BAD_LIMITS = Limits(max_streams=64, triton_idle_s=20.0, stream_idle_s=25.0)
-_NUM_BAD_CLIENTS = 16
-_WARM_UP = 500
-
-
-def bad_requests(count: int = 10_000, limits: Limits = BAD_LIMITS) -> BadRequests:
-    """Bad requests of every kind while one good stream speaks from before them until after.
-
-    `rest_before` and `rest_after` are taken when nothing is going on.
-    """
-    with limited_server(limits) as server:
-        before = Streams.read(server)
-        clip = max(read_clips(), key=lambda one: one.samples_S.size)
-        # Memory finds its size first.
-        asyncio.run(_BesideBad(server, clip).run(_WARM_UP))
-        rest_before = Memory.at_rest(server)
-        beside = _BesideBad(server, clip)
-        text = asyncio.run(beside.run(count))
-        return BadRequests(
-            answers=beside.answers,
-            text=text,
-            expected_text=clip.text,
-            rest_before=rest_before,
-            rest_after=Memory.at_rest(server),
-            before=before,
-            after=wait_until_empty(server, before.free_blocks, 5.0),
-        )
-
-
-class _BesideBad:
-    def __init__(self, server: TritonServer, clip: Clip) -> None:
-        self._url = server.grpc_url
-        self._clip = clip
-        self._num_sent = 0
-        self.answers = Counter[str]()
-
-    async def run(self, count: int) -> str:
-        """The good stream's text."""
-        channel = wire.InferChannel(self._url)
-        requests = itertools.islice(itertools.cycle(_bad_kinds()), count)
-        good = asyncio.create_task(self._speak(channel, count))
-        await asyncio.gather(*(self._misbehave(requests) for _ in range(_NUM_BAD_CLIENTS)))
-        text = await good
-        await channel.close()
-        return text
-
-    async def _misbehave(self, requests: itertools.islice[bytes]) -> None:
-        channel = wire.InferChannel(self._url)
-        for bad in requests:
-            self._num_sent += 1
-            self.answers[await _status(channel, bad)] += 1
-        await channel.close()
-
-    async def _speak(self, channel: wire.InferChannel, count: int) -> str:
-        """Chunk k goes when k parts of the bad requests are out, so the two span the same time."""
-        stream_id, chunks = new_id(), self._clip.chunks(320)
-        for index, chunk in enumerate(chunks):
-            while self._num_sent < count * index // len(chunks):
-                await asyncio.sleep(0.01)
-            flags = wire.START if index == 0 else b""
-            await channel.call(request(stream_id, chunk, flags=flags), _DEADLINE_S)
-        answer = await channel.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
-        return wire.text_of(answer)
-
-
-def _bad_kinds() -> Sequence[bytes]:
-    """One request of each kind; the ids are new, so that none of them continues another."""
-    spoiled = np.full(1600, np.nan, dtype=np.float32)
-    nan = bad_request(new_id(), spoiled.tobytes(), name="WAV", triton_type="FP32", shape=(1, 1600))
-    wrong_tensors = [
-        bad_request(new_id(), data, name=name, triton_type=triton_type, shape=shape) + wire.START
-        for data, name, triton_type, shape in WRONG_TENSORS
-    ]
-    return [
-        nan + wire.START,
-        request(new_id(), SILENCE),
-        request(new_id(), SILENCE, flags=wire.START, parameters={"sample_rate": 1}),
-        request(new_id(), SILENCE, flags=wire.START, parameters={"no_such_option": 1}),
-        *wrong_tensors,
-    ]

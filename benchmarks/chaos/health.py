@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.chaos.server import MODEL_NAME
 from benchmarks.load.prometheus import Metrics
 from oasr_backend.serve.group import running_in_group
 from oasr_backend.serve.process import TritonServer
@@ -24,10 +25,10 @@ _RSS = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
 _MAX_SLOPE_SAMPLES = 200
 _STALL_EVERY_S = (3.0, 9.0)
 _STALL_S = (0.1, 0.8)
-#: A fresh server publishes within its first interval.
-_PUBLISH_TIMEOUT_S = 5.0
-#: Longer than the interval at which the backend publishes.
-_STALE_S = 1.5
+#: Against waiting for ever for a round of metrics.
+_PUBLISH_TIMEOUT_S = 600.0
+_HEARTBEAT = "oasr_heartbeat_seconds"
+_PROBED = "chaos_probed_seconds"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Streams:
             if all(name in metrics for name in names) or time.monotonic() > give_up_s:
                 return cls(*(int(metrics.total(name)) for name in names))
             time.sleep(0.1)
+
+
+def num_opened(server: TritonServer) -> int:
+    """Streams opened since the start, as published up to a publishing interval ago."""
+    return int(Metrics.fetch(server.metrics_url).total("oasr_streams_opened_total"))
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,31 @@ class Memory:
     @classmethod
     def at_rest(cls, server: TritonServer) -> Memory:
         """Once what is published is of now; nothing may be going on."""
-        time.sleep(_STALE_S)
+        _wait_for_later(server, _PROBED, time.time())
         return cls.read(server)
+
+
+def wait_until_published(server: TritonServer, model_name: str = MODEL_NAME) -> None:
+    """Until the backend's metrics are those of a moment after the call.
+
+    A round of publishing begins with the heartbeat, which is in whole seconds. So the first one
+    above the present second is of later, and its round is over when the next one comes. Raises
+    TimeoutError when none comes.
+    """
+    later_s = _wait_for_later(server, _HEARTBEAT, time.time(), model=model_name)
+    _wait_for_later(server, _HEARTBEAT, later_s, model=model_name)
+
+
+def _wait_for_later(server: TritonServer, name: str, than_s: float, **labels: str) -> float:
+    """The first value of a clock on the metrics port that is above `than_s`."""
+    give_up_s = time.monotonic() + _PUBLISH_TIMEOUT_S
+    while time.monotonic() < give_up_s:
+        with contextlib.suppress(KeyError):
+            value_s = Metrics.fetch(server.metrics_url).total(name, **labels)
+            if value_s > than_s:
+                return value_s
+        time.sleep(0.1)
+    raise TimeoutError(f"{name} stayed below {than_s:.1f} for {_PUBLISH_TIMEOUT_S:g} s")
 
 
 def shm_kib(server: TritonServer) -> int:
@@ -152,7 +181,7 @@ async def watch(server: TritonServer, *, into: list[Memory], interval_s: float) 
 
 def wait_until_empty(server: TritonServer, free_blocks: int, timeout_s: float) -> Streams:
     """Looks without disturbing until no stream is left, and returns what it saw last."""
-    time.sleep(_STALE_S)
+    wait_until_published(server)
     give_up_s = time.monotonic() + timeout_s
     while True:
         streams = Streams.read(server)

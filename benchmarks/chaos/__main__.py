@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from tests.chaos.run import ChaosSettings, run_chaos
+from benchmarks.chaos.run import ChaosSettings, run_chaos
 
 
 def main() -> int:
     """Exit status 0 only if every check holds."""
     settings = ChaosSettings()
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)

@@ -14,7 +14,7 @@ from oasr_backend.streams import Stream
 
 _EVERY_NTH_STREAM_STAYS = 10
 _EVERY_NTH_STREAM_IS_WRONG = 3
-_EVERY_NTH_REQUEST_HANGS = 100
+_EVERY_NTH_REQUEST_HANGS = 20
 _MOST_HANGS = 8
 _LEAK_OBJECTS = 500
 #: With each look at the probes, which is twice a second however busy the server is.

@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from oasr_client import ClientError, StreamingClient
 
+from benchmarks.chaos.caller import DEADLINE_S, EMPTY, new_id, request
+from benchmarks.chaos.report import Check
+from benchmarks.chaos.server import MODEL_NAME
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
 from benchmarks.load.utterances import SAMPLE_RATE
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import EMPTY, new_id, request
-from tests.chaos.report import Check
-from tests.chaos.server import MODEL_NAME
-from tests.chaos.speech import Clip, read_clips
 
-_REHEARSAL_DEADLINE_S = 60.0
 _MINUTE_S = 60
 
 
@@ -45,7 +44,7 @@ async def speak_a_minute(url: str, clips: Sequence[Clip]) -> Clip:
     samples_S = np.concatenate([clip.samples_S for clip in clips] * 2)[: _MINUTE_S * SAMPLE_RATE]
     channel = wire.InferChannel(url)
     whole = request(new_id(), samples_S, flags=wire.START + wire.END)
-    text = await channel.ask(whole, _REHEARSAL_DEADLINE_S)
+    text = await channel.ask(whole, DEADLINE_S)
     await channel.close()
     return Clip("minute", samples_S, text)
 
@@ -68,9 +67,7 @@ async def fill(url: str, *, num_slots: int) -> Check:
     ids = [new_id() for _ in range(num_slots)]
     refused: list[BaseException] = []
     for flags, samples_S in ((wire.START, window_S), (wire.END, EMPTY)):
-        calls = [
-            channel.call(request(one, samples_S, flags=flags), _REHEARSAL_DEADLINE_S) for one in ids
-        ]
+        calls = [channel.call(request(one, samples_S, flags=flags), DEADLINE_S) for one in ids]
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         refused += [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     await channel.close()
@@ -82,7 +79,7 @@ async def _speak(channel: wire.InferChannel, clip: Clip) -> bool:
     """Whether the text is wrong."""
     stream_id, flags = new_id(), wire.START
     for chunk in clip.chunks(640):
-        await channel.call(request(stream_id, chunk, flags=flags), _REHEARSAL_DEADLINE_S)
+        await channel.call(request(stream_id, chunk, flags=flags), DEADLINE_S)
         flags = b""
     end = request(stream_id, EMPTY, flags=wire.END)
-    return await channel.ask(end, _REHEARSAL_DEADLINE_S) != clip.text
+    return await channel.ask(end, DEADLINE_S) != clip.text

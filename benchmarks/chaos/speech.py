@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from benchmarks.chaos.server import MODEL_DIR
 from benchmarks.load.utterances import SAMPLE_RATE, Pcm, read_pcm
-from tests.chaos.server import MODEL_DIR
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,15 +7,23 @@ that first. Nor can the size of a region in /dev/shm, which grows in large steps
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+import time
 from typing import Any
 
 import c_python_backend_utils as c_utils
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from oasr_backend.engine import Engine
 from oasr_backend.triton_model import Periodic, TritonModel
+from oasr_backend.types import AudioChunk, Samples
 
 _INTERVAL_S = 0.5
+#: When set: steps of 1 to so many streams are taken before anything is published.
+_REACH_WIDTHS = "CHAOS_REACH_WIDTHS"
+_HISTORY_STEPS = 6
 
 
 class _MallInfo(ctypes.Structure):
@@ -44,7 +52,28 @@ def _shm_free_bytes() -> int:
     return int(c_utils.shared_memory.free_memory())
 
 
+def _reach_widths(engine: Engine, num_widths: int) -> None:
+    """One step of each width, of streams whose history is full, as all others will be.
+
+    The libraries below PyTorch keep what they prepare for a width: memory that is no leak.
+    """
+    ids = [f"width {number}" for number in range(1, num_widths + 1)]
+    silence_S = np.zeros(engine.geometry.window_samples, np.float32)
+    stride_S = silence_S[: engine.geometry.stride_samples]
+    _speak(engine, ids, silence_S, is_first=True)
+    for width in [num_widths] * _HISTORY_STEPS + list(range(1, num_widths + 1)):
+        _speak(engine, ids[:width], stride_S)
+    _speak(engine, ids, silence_S[:0], is_last=True)
+
+
+def _speak(engine: Engine, ids: list[str], samples_S: Samples, **flags: bool) -> None:
+    for result in engine.process([AudioChunk(one, samples_S, **flags) for one in ids]):
+        if result.error is not None:
+            raise result.error
+
+
 _PROBES = {
+    "chaos_probed_seconds": time.time,
     "chaos_shm_free_bytes": _shm_free_bytes,
     "chaos_heap_bytes": _heap_bytes,
     "chaos_python_blocks": sys.getallocatedblocks,
@@ -54,6 +83,7 @@ _PROBES = {
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._model = TritonModel(args)
+        _reach_widths(self._model._engine, int(os.environ.get(_REACH_WIDTHS, "0")))
         self._families = [
             pb_utils.MetricFamily(name=name, description=name, kind=pb_utils.MetricFamily.GAUGE)
             for name in _PROBES

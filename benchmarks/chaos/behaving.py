@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from oasr_client import AsyncStreamingClient, ClientError, DeadlineError, RetryPolicy
 
-from tests.chaos.server import MODEL_NAME
-from tests.chaos.speech import Clip
+from benchmarks.chaos.server import MODEL_NAME
+from benchmarks.chaos.speech import Clip
 
 _CHUNK_CHOICES_MS = (320.0, 640.0, 1000.0)
 #: A full server may be asked again; a lost stream must not be patched up unseen.

@@ -27,7 +27,8 @@ _IDLE = re.compile(r"(max_sequence_idle_microseconds:\s*)\d+")
 class Limits:
     """`stream_idle_s` is the backend's own limit and must exceed Triton's.
 
-    `model_py` is the shipped model or one built on it; `environment` is added to the server's.
+    `model_py` is the shipped model or one built on it; `environment` is added to the server's, and
+    `flags` to tritonserver's.
     """
 
     max_streams: int
@@ -36,6 +37,7 @@ class Limits:
     overrides: dict[str, str] = field(default_factory=dict)
     model_py: Path = PROBED_MODEL
     environment: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
 
 @contextmanager
@@ -51,7 +53,7 @@ def limited_server(limits: Limits) -> Iterator[TritonServer]:
         repository = _write_repository(Path(folder), limits)
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, limits.environment):
-                settings = local_settings(repository, overrides=overrides)
+                settings = local_settings(repository, overrides=overrides, extra_flags=limits.flags)
                 server = stack.enter_context(TritonServer(settings))
             server.wait_ready(_READY_TIMEOUT_S)
             yield server

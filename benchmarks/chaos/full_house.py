@@ -11,17 +11,16 @@ from dataclasses import dataclass, field
 
 import grpc  # type: ignore[import-untyped]
 
+from benchmarks.chaos.caller import DEADLINE_S, EMPTY, OK, new_id, request
+from benchmarks.chaos.calm import speak_a_minute
+from benchmarks.chaos.health import Streams, wait_until_empty
+from benchmarks.chaos.server import Limits, limited_server
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
 from benchmarks.load.prometheus import Metrics
 from benchmarks.load.utterances import Pcm
 from oasr_backend.serve.process import TritonServer
-from tests.chaos.caller import EMPTY, OK, new_id, request
-from tests.chaos.calm import speak_a_minute
-from tests.chaos.health import Streams, wait_until_empty
-from tests.chaos.server import Limits, limited_server
-from tests.chaos.speech import Clip, read_clips
 
-_DEADLINE_S = 60.0
 _ASK_AGAIN_S = 0.1
 _OPENING_S = 0.5
 _NUM_KNOCKERS = 8
@@ -51,7 +50,7 @@ class FullHouse:
 
 
 #: The backend's own limit is out of reach: whoever gets in does so by eviction.
-DEAD_LIMITS = Limits(max_streams=24, triton_idle_s=4.0, stream_idle_s=600.0)
+DEAD_LIMITS = Limits(max_streams=24, triton_idle_s=10.0, stream_idle_s=3600.0)
 
 
 def full_of_the_dead(limits: Limits = DEAD_LIMITS) -> FullHouse:
@@ -64,7 +63,7 @@ def full_of_the_dead(limits: Limits = DEAD_LIMITS) -> FullHouse:
 
 #: Every step is slow: a minute of audio is some 90 of them, which outlast Triton's limit.
 LIVING_LIMITS = Limits(
-    max_streams=16, triton_idle_s=6.0, stream_idle_s=600.0, overrides={"debug_slow_step_ms": "100"}
+    max_streams=16, triton_idle_s=8.0, stream_idle_s=3600.0, overrides={"debug_slow_step_ms": "130"}
 )
 #: In idle limits: how long others knock, and when before the end of that the minute is sent.
 _KNOCKING = 3.0
@@ -83,7 +82,7 @@ def _visit(limits: Limits, act: Callable[[TritonServer, Limits, FullHouse], None
     with limited_server(limits) as server:
         house = FullHouse(before=Streams.read(server))
         act(server, limits, house)
-        house.after = wait_until_empty(server, house.before.free_blocks, 10.0)
+        house.after = wait_until_empty(server, house.before.free_blocks, DEADLINE_S)
         metrics = Metrics.fetch(server.metrics_url)
         house.counters = {
             name: int(metrics.total(f"oasr_streams_{name}_total")) for name in _COUNTERS
@@ -97,7 +96,7 @@ def _bury_and_inherit(server: TritonServer, limits: Limits, house: FullHouse) ->
         window_S = clips[0].samples_S[:16_000]
         dead = [request(new_id(), window_S, flags=wire.START) for _ in range(limits.max_streams)]
         begin_s = time.monotonic()
-        await asyncio.gather(*(channel.call(start, _DEADLINE_S) for start in dead))
+        await asyncio.gather(*(channel.call(start, DEADLINE_S) for start in dead))
 
         async def inherit(clip: Clip) -> None:
             text = await _speak(channel, clip.chunks(640), house, give_up_s=limits.stream_idle_s)
@@ -149,14 +148,14 @@ async def _live(
 ) -> None:
     """An utterance with pauses of up to half of Triton's limit, which lasts until `end_s`."""
     stream_id, chance = new_id(), random.Random(clip.name)
-    await channel.call(request(stream_id, EMPTY, flags=wire.START), _DEADLINE_S)
+    await channel.call(request(stream_id, EMPTY, flags=wire.START), DEADLINE_S)
     chunks = iter(clip.chunks(800))
     while time.monotonic() < end_s:
         await asyncio.sleep(chance.uniform(0.1, 0.5) * limits.triton_idle_s)
-        await channel.call(request(stream_id, next(chunks, EMPTY)), _DEADLINE_S)
+        await channel.call(request(stream_id, next(chunks, EMPTY)), DEADLINE_S)
     for chunk in chunks:
-        await channel.call(request(stream_id, chunk), _DEADLINE_S)
-    end = await channel.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+        await channel.call(request(stream_id, chunk), DEADLINE_S)
+    end = await channel.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
     house.texts.append((wire.text_of(end), clip.text))
 
 
@@ -165,13 +164,13 @@ async def _hold(
 ) -> None:
     """Its last request is served until after `end_s`, which is longer than Triton's limit."""
     stream_id = new_id()
-    await channel.call(request(stream_id, EMPTY, flags=wire.START), _DEADLINE_S)
+    await channel.call(request(stream_id, EMPTY, flags=wire.START), DEADLINE_S)
     while time.monotonic() < end_s - _HOLDING * limits.triton_idle_s:
-        await channel.call(request(stream_id, EMPTY), _DEADLINE_S)
+        await channel.call(request(stream_id, EMPTY), DEADLINE_S)
         await asyncio.sleep(0.1 * limits.triton_idle_s)
     begin_s = time.monotonic()
     last = request(stream_id, minute.samples_S, flags=wire.END)
-    text = await channel.ask(last, _DEADLINE_S)
+    text = await channel.ask(last, DEADLINE_S)
     house.longest_request_s = time.monotonic() - begin_s
     house.texts.append((text, minute.text))
 
@@ -192,15 +191,15 @@ async def _speak(
             return "never let in"
         await asyncio.sleep(_ASK_AGAIN_S)
     for chunk in chunks[1:]:
-        await channel.call(request(stream_id, chunk), _DEADLINE_S)
-    end = await channel.call(request(stream_id, EMPTY, flags=wire.END), _DEADLINE_S)
+        await channel.call(request(stream_id, chunk), DEADLINE_S)
+    end = await channel.call(request(stream_id, EMPTY, flags=wire.END), DEADLINE_S)
     return wire.text_of(end)
 
 
 async def _start(channel: wire.InferChannel, started: bytes, house: FullHouse) -> bool:
     """Whether it was let in."""
     try:
-        await channel.call(started, _DEADLINE_S)
+        await channel.call(started, DEADLINE_S)
     except grpc.aio.AioRpcError as error:
         house.answers[error.code().name] += 1
         house.refusal_texts.add(error.details() or "")

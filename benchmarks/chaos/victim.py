@@ -9,15 +9,14 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from benchmarks.chaos.caller import DEADLINE_S, request
+from benchmarks.chaos.speech import Clip, read_clips
 from benchmarks.load import wire
-from tests.chaos.caller import request
-from tests.chaos.speech import Clip, read_clips
 
 READY = b"ready\n"
 _PR_SET_PDEATHSIG = 1
 _NUM_STREAMS = 6
 _CHUNK_MS = 200.0
-_DEADLINE_S = 20.0
 
 
 def die_with_parent() -> None:
@@ -34,7 +33,7 @@ async def speak_forever(url: str) -> None:
     ids = [f"victim-{os.getpid()}-{index}" for index in range(_NUM_STREAMS)]
     window_S = clips[0].samples_S[:8000]
     starts = [request(stream_id, window_S, flags=wire.START) for stream_id in ids]
-    await asyncio.gather(*(channel.call(start, _DEADLINE_S) for start in starts))
+    await asyncio.gather(*(channel.call(start, DEADLINE_S) for start in starts))
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     await asyncio.gather(*(_speak(channel, stream_id, clips) for stream_id in ids))
@@ -44,7 +43,7 @@ async def _speak(channel: wire.InferChannel, stream_id: str, clips: Sequence[Cli
     while True:
         for clip in clips:
             for chunk in clip.chunks(_CHUNK_MS):
-                await channel.call(request(stream_id, chunk), _DEADLINE_S)
+                await channel.call(request(stream_id, chunk), DEADLINE_S)
                 await asyncio.sleep(_CHUNK_MS / 1000)
 
 
