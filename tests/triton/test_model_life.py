@@ -16,10 +16,10 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from benchmarks.chaos.health import stub_processes
 from oasr_backend.serve.group import dead_stubs, running_in_group
 from oasr_backend.serve.process import TritonServer, local_settings
 from oasr_backend.serve.shm import leftover_regions
-from tests.chaos.health import stub_processes
 from tests.conftest import MODEL_REPOSITORY
 from tests.engine_helpers import STRIDE_SAMPLES
 from tests.guards import GUARD_S, wait_until
