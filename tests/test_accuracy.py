@@ -126,6 +126,7 @@ def test_the_example_document_is_a_real_answer(engine: Engine) -> None:
     assert result.document is not None
     first_word, ellipsis = shown.pop("words")
     assert ellipsis == "..."
+    assert shown.pop("tokens") == ["..."]
     confidence = pytest.approx(first_word.pop("confidence"), abs=1e-3)
     assert result.document["words"][0] == {**first_word, "confidence": confidence}
     shown.pop("step_ms")

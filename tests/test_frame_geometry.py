@@ -108,8 +108,8 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     (result,) = engine.process([chunk._replace(wants_result=True)])
     assert result.document is not None
     starts_s = np.array([token["start_s"] for token in result.document["tokens"]])
-    # Tokens of the padding are said to come at the end of the audio.
-    starts_s = starts_s[starts_s < 4.0]
+    # Tokens of the padding share the end of the audio, and those close before them make room.
+    starts_s = starts_s[starts_s < 2.0]
     assert starts_s.size
     frames = (starts_s / engine.geometry.encoder_frame_s).round()
     # Times are rounded to a thousandth.

@@ -211,7 +211,7 @@ def _limited(limits: str, *more: str) -> subprocess.CompletedProcess[str]:
     """`oasr-serve` from a shell that has set limits of its own."""
     arguments, _ = _arguments(*more)
     command = ["/bin/sh", "-c", f'{limits} && exec "$@"', "sh", str(OASR_SERVE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import soundfile
 from cli_helpers import COMMAND, at, oasr_client
 
 from oasr_backend.serve.process import TritonServer
+from tests.guards import GUARD_S
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
@@ -25,7 +26,9 @@ def test_documents_are_utf_8_whatever_the_locale(
     option = ["--option", "label=今天 é <"]
     command = [*COMMAND, *at(echo_server), str(recording), *arguments, *option]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, timeout=GUARD_S, check=True, env=environment
+    )
     assert "今天 é" in done.stdout.decode("utf-8")
 
 
@@ -42,7 +45,9 @@ def test_plain_text_keeps_the_locale_and_escapes_what_it_lacks(
 ) -> None:
     command = [*COMMAND, *at(echo_server), str(recording), "--option", "label=今天 é"]
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, timeout=GUARD_S, check=True, env=environment
+    )
     assert (done.stdout, done.stderr) == (shown + b" heard 24000\n", b"")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guards import GUARD_S
+
 MODULE = [sys.executable, "-m", "oasr_client"]
 SCRIPT = [str(Path(sys.executable).with_name("oasr-client"))]
 
@@ -33,7 +35,7 @@ def test_ctrl_c_during_the_imports_is_one_line(
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=GUARD_S)
     assert (process.returncode, errors) == (130, "oasr-client: cancelled\n")
 
 
@@ -49,13 +51,13 @@ print("alive")
 
 def test_a_shell_that_lets_it_ignore_ctrl_c_is_obeyed() -> None:
     command = [sys.executable, "-c", IGNORING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
     assert done.stdout == "alive\n"
 
 
 def test_the_package_itself_imports_no_library() -> None:
     script = "import sys, oasr_client.__main__; print(*sys.modules)"
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=True)
     tops = {name.partition(".")[0] for name in done.stdout.split()}
     assert not tops & {"numpy", "soundfile", "soxr", "tritonclient", "typer", "rich", "asyncio"}

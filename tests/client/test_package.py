@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
+from tests.guards import GUARD_S
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +36,7 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     command = [*pip, "--no-deps", "--no-build-isolation", "--target", target, source]
-    subprocess.run(command, check=True, timeout=300)
+    subprocess.run(command, check=True, timeout=GUARD_S)
     return target
 
 
@@ -69,7 +70,7 @@ oasr_client.cli.app(["--help"])
 def test_everything_of_it_is_imported_without_torch(installed: Path) -> None:
     # Isolated: neither the folder of the tests nor PYTHONPATH comes before the installed package.
     command = [sys.executable, "-I", "-c", WITHOUT_TORCH, str(installed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--manifest" in done.stdout
     assert (installed / "oasr_client" / "py.typed").exists()
@@ -79,7 +80,7 @@ def test_its_command_runs(installed: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     command = [sys.executable, installed / "bin" / "oasr-client", "--help"]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=True, env=environment
+        command, capture_output=True, text=True, timeout=GUARD_S, check=True, env=environment
     )
     assert "--microphone" in done.stdout
 

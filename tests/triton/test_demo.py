@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.conftest import ROOT
+from tests.guards import GUARD_S
 
 
 def shown(text: str) -> list[str]:
@@ -18,7 +19,7 @@ def shown(text: str) -> list[str]:
 def test_the_demo_prints_the_captions_that_the_readme_shows() -> None:
     command = [sys.executable, "-m", "oasr_backend.serve.demo"]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+        command, cwd=ROOT, capture_output=True, text=True, timeout=GUARD_S, check=True
     )
     expected = shown((ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(expected) > 5

@@ -16,6 +16,7 @@ import soundfile
 from oasr_client import RetryPolicy, StreamEndedError, StreamingClient, iter_chunks
 
 from tests.conftest import Clip
+from tests.guards import GUARD_S
 from tests.result_schema import check_document
 from tests.triton.conftest import Pcm16
 from tests.triton.variants import LoadedModel, Variant, VariantServer
@@ -92,7 +93,7 @@ def test_a_stream_beyond_the_longest_length_is_heard_whole(
 def run_command(capped: LoadedModel, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oasr_client", "--url", capped.server.grpc_url]
     command += ["--model", capped.name, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, check=False)
 
 
 def test_the_command_loses_nothing_in_captions_json_and_text(
