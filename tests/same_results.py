@@ -2,7 +2,8 @@
 
 Another width of a batch, padding, thread count or instruction set is another order of float32
 additions: a score or a confidence may differ by 1e-4. Texts, tokens, times and the order of the
-n-best are the same. `step_ms` is a measurement and stays out of the comparison.
+n-best are the same, unless two candidates are closer than that: inputs of tests keep them apart.
+`step_ms` is a measurement and stays out of the comparison.
 """
 
 from __future__ import annotations

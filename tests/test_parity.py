@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +40,14 @@ class Golden:
         return len(self.log_probs_TV) * TOLERANCE
 
     @property
+    def greedy_choices(self) -> set[tuple[int, ...]]:
+        """WeNet's tokens, and others at a frame where its log-probs are too close to decide."""
+        peaks_T1 = self.log_probs_TV.max(axis=1, keepdims=True)
+        is_open_TV = self.log_probs_TV >= peaks_T1 - 2 * TOLERANCE
+        paths = itertools.product(*(np.flatnonzero(is_open_V) for is_open_V in is_open_TV))
+        return {tuple(int(unit) for unit, _ in itertools.groupby(p) if unit) for p in paths}
+
+    @property
     def config(self) -> ServingConfig:
         return ServingConfig(chunk_size=self.chunk_size, num_left_chunks=self.num_left_chunks)
 
@@ -73,6 +82,17 @@ def test_every_setting_of_both_checkpoints_is_covered() -> None:
     assert len(goldens()) == 12
 
 
+def test_one_frame_of_one_setting_alone_leaves_wenets_greedy_tokens_open() -> None:
+    """There blank and a token have the same float32 log-prob: any rounding decides."""
+    assert all(golden.greedy in golden.greedy_choices for golden in goldens().values())
+    open_ones = {name: one for name, one in goldens().items() if len(one.greedy_choices) > 1}
+    assert list(open_ones) == ["wenet_bn_k31-c16_l-1"]
+    (golden,) = open_ones.values()
+    ranked_TV = np.sort(golden.log_probs_TV, axis=1)
+    assert np.count_nonzero(ranked_TV[:, -1] - ranked_TV[:, -2] <= 2 * TOLERANCE) == 1
+    assert float((ranked_TV[:, -1] - ranked_TV[:, -2]).min()) == 0.0
+
+
 def test_log_probs_equal_those_of_wenet(golden: Golden) -> None:
     log_probs_TV = stream_log_probs(
         golden.directory,
@@ -85,7 +105,7 @@ def test_log_probs_equal_those_of_wenet(golden: Golden) -> None:
 
 def test_greedy_tokens_equal_those_of_wenet(golden: Golden) -> None:
     (decoded,) = decode_features(golden.directory, [golden.feats_TF], golden.config)
-    assert decoded.hypothesis.tokens == golden.greedy
+    assert decoded.hypothesis.tokens in golden.greedy_choices
 
 
 def test_prefix_beam_tokens_and_score_equal_those_of_wenet(golden: Golden) -> None:
@@ -118,7 +138,7 @@ def test_sixteen_interleaved_copies_of_any_length_and_phase_each_equal_wenet(
         config,
         delays=generator.integers(0, 6, size=16).tolist(),
     )
-    assert decoded[0].hypothesis.tokens == golden.greedy
+    assert decoded[0].hypothesis.tokens in golden.greedy_choices
     for stream in decoded:
         full = len(stream.log_probs_TV)
         if stream is not decoded[0]:
