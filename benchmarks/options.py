@@ -8,7 +8,6 @@ The rounds of all sets alternate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -33,7 +32,7 @@ OPTION_SETS: Mapping[str, Mapping[str, ParameterValue]] = {
 }
 
 
-class _OptionLoop(ClosedLoop):
+class OptionLoop(ClosedLoop):
     """Every stream asks for the same options, and for RESULT if there are any."""
 
     def __init__(
@@ -48,13 +47,13 @@ class _OptionLoop(ClosedLoop):
     def _next_chunk(self, index: int, slot: object) -> AudioChunk:
         chunk = super()._next_chunk(index, slot)  # type: ignore[arg-type]
         parameters = self._parameters if chunk.is_first else {}
-        return replace(chunk, parameters=parameters, wants_result=bool(self._parameters))
+        return chunk._replace(parameters=parameters, wants_result=bool(self._parameters))
 
 
 def measure(repeats: int) -> Report:
     audio = utterances(quick=False)
     loops = {
-        name: _OptionLoop(_engine(), audio, parameters) for name, parameters in OPTION_SETS.items()
+        name: OptionLoop(_engine(), audio, parameters) for name, parameters in OPTION_SETS.items()
     }
     times_ms = alternating_ms(
         {name: loop.round for name, loop in loops.items()},

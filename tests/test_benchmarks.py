@@ -10,16 +10,24 @@ import pytest
 import soundfile
 import torch
 
-from benchmarks import perf_input, read_arpa, run
+from benchmarks import options, perf_input, read_arpa, run
 from benchmarks.dense_conformer import DenseConformer, dense_log_probs
 from benchmarks.perf_analyzer import Load, run_load
 from benchmarks.report import Figure, Report, alternating_ms
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, utterances
+from oasr_backend.config import ServingConfig
+from oasr_backend.engine import Engine
 from oasr_backend.parity import stream_log_probs
-from tests.conftest import GOLDEN_DIR, LiveServer
+from tests.conftest import DEMO_DIR, GOLDEN_DIR, LiveServer
 from tests.same_results import TOLERANCE
 
 SETTINGS = [(16, -1), (16, 4), (16, 0), (8, 4), (4, 0)]
+
+
+@pytest.fixture(scope="module", name="engine")
+def _engine() -> Engine:
+    config = ServingConfig(max_streams=options.STREAMS)
+    return Engine.load(DEMO_DIR, config, device="cpu")
 
 
 def run_quickly(name: str, results: Path) -> None:
@@ -46,6 +54,20 @@ def test_the_dense_conformer_and_the_served_path_give_the_same_log_probs(
         directory, feats_TF, chunk_size=chunk_size, num_left_chunks=num_left_chunks
     )
     np.testing.assert_allclose(served_TV, dense_TV.numpy(), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("parameters", options.OPTION_SETS.values(), ids=options.OPTION_SETS)
+def test_the_cost_of_options_is_that_of_streams_which_ask_for_them(
+    parameters: dict[str, Any], engine: Engine
+) -> None:
+    audio = utterances(quick=True)
+    loop = options.OptionLoop(engine, audio, parameters)
+    loop.round()
+    streams = list(engine.streams)
+    engine.close()
+    assert streams
+    for stream in streams:
+        assert {name: getattr(stream.options, name) for name in parameters} == parameters
 
 
 def test_a_result_holds_what_is_needed_to_judge_it(tmp_path: Path) -> None:
