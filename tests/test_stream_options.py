@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import fields
 
 import pytest
@@ -11,6 +12,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
 from oasr_backend.types import ParameterValue
+from tests.conftest import ROOT
 
 
 def test_nothing_given_is_mono_pcm_at_16_khz() -> None:
@@ -109,3 +111,11 @@ def test_what_a_stream_says_wins_over_its_server() -> None:
 def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
     with pytest.raises(ConfigError, match="nbest=5"):
         StreamOptions.from_config(ServingConfig(nbest=5))
+
+
+def test_the_page_names_the_parameters_without_a_server_wide_default() -> None:
+    page = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"Each has a server-wide default.*?, except (.*?)\.\n", page)
+    server_wide = {field.name for field in fields(ServingConfig)}
+    own = [field.name for field in fields(StreamOptions) if field.name not in server_wide]
+    assert re.findall(r"`(.*?)`", sentence) == own
