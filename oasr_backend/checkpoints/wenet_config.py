@@ -39,7 +39,7 @@ _FREE = {
     "activation_type", "macaron_style", "cnn_module_kernel", "cnn_module_norm", "norm_eps",
     "n_kv_head", "head_dim", "positionwise_conv_kernel_size",
 }  # fmt: skip
-#: They matter to training only, or say which biases exist, which the weights say too.
+#: They matter to training only, or say which biases exist: `wenet_biases` reads those.
 _IGNORED = {
     "dropout_rate", "positional_dropout_rate", "attention_dropout_rate", "gradient_checkpointing",
     "use_dynamic_left_chunk", "use_sdpa", "query_bias", "key_bias", "value_bias", "conv_bias",
