@@ -224,6 +224,7 @@ def test_a_program_in_a_pickle_does_not_run(directory: Path, tmp_path: Path, fin
     assert not (tmp_path / "copied").exists()
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("is_torchs", [True, False], ids=["torch.save", "pickle"])
 def test_a_pickle_of_any_protocol_is_named_by_what_it_imports_and_does_not_run(
@@ -246,6 +247,7 @@ def test_a_text_that_reads_like_a_pickle_is_not_taken_for_one(directory: Path, f
     refusal(directory, f"cannot read {final} (21 bytes)")
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
 def test_tensors_pickled_in_another_way_are_to_be_saved_again(directory: Path, final: Path) -> None:
     torch.save(read_weights(), final, pickle_protocol=4)
     refusal(directory, f"{final} is pickled in another way", "torch.save(")

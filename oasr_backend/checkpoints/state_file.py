@@ -181,7 +181,7 @@ def _without_prefix(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> d
         if bare.startswith(_OF_MODEL) and name != prefix + bare:
             raise CheckpointError(
                 f"{path} names {name!r} with the prefix {name.removesuffix(bare)!r}, but "
-                f"{prefix + _ANCHOR!r} with {prefix!r}; give all tensors of one model one prefix"
+                f"{prefix + _ANCHOR!r} with {prefix!r}; give all names of one model the same prefix"
             )
     return renamed
 
