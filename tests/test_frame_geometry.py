@@ -116,6 +116,11 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     assert np.abs(frames * engine.geometry.encoder_frame_s - starts_s).max() <= 0.00051
 
 
+def test_the_longest_frame_lasts_a_second(directory: Path) -> None:
+    edit_features(directory, frame_length=1000, frame_shift=500)
+    assert load_wenet(directory).model.filterbank.config.frame_length_samples == 16000
+
+
 def test_dither_belongs_to_training(directory: Path) -> None:
     plain = load_wenet(directory).model.filterbank.config
     edit_features(directory, dither=1.0)
@@ -134,6 +139,12 @@ def test_dither_belongs_to_training(directory: Path) -> None:
         ({"frame_length": 0}, ["frame_length=0", "positive number"]),
         ({"frame_shift": -10}, ["frame_shift=-10", "positive number"]),
         ({"frame_shift": float("nan")}, ["frame_shift=nan", "positive number"]),
+        ({"frame_length": 100000}, ["frame_length=100000", "1000 or less"]),
+        ({"frame_length": 1000.5}, ["frame_length=1000.5", "1000 or less"]),
+        ({"dither": "x"}, ["fbank_conf.dither='x'", "0 or more"]),
+        ({"dither": float("nan")}, ["fbank_conf.dither=nan", "0 or more"]),
+        ({"dither": float("inf")}, ["fbank_conf.dither=inf", "0 or more"]),
+        ({"dither": -1}, ["fbank_conf.dither=-1", "0 or more"]),
         ({"frame_shift": 30}, ["frame_shift=30", "25 or less, the frame_length"]),
         ({"frame_length": 0.01, "frame_shift": 0.01}, ["0.01 ms", "shorter than a sample"]),
         ({"window_type": "kaiser"}, ["'kaiser'", "povey"]),
@@ -163,6 +174,13 @@ def test_an_option_of_the_frames_that_cannot_be_honoured_is_refused_by_name(
         (lambda c: c["dataset_conf"].update(fbank_conf=3), ["fbank_conf is 3", "by name"]),
         (lambda c: c.update(dataset_conf=[1]), ["dataset_conf is [1]"]),
         (lambda c: c.update(encoder_conf="big"), ["encoder_conf is 'big'"]),
+        (lambda c: c.update(cmvn_conf=[1]), ["cmvn_conf is [1]", "by name"]),
+        (
+            lambda c: c["tokenizer_conf"].update(special_tokens=["<sos>"]),
+            ["special_tokens is ['<sos>']", "by name"],
+        ),
+        (lambda c: c["encoder_conf"].update(input_layer=["conv2d"]), ["input_layer=['conv2d']"]),
+        (lambda c: c["encoder_conf"].update({7: 8, "x": 9}), ["encoder_conf.7=8 is unknown"]),
     ],
 )
 def test_features_that_are_not_computed_are_refused_by_name(

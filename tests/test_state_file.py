@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import shutil
+import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.serialization import set_crc32_options
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.parity import stream_log_probs
@@ -41,6 +45,10 @@ def cast(weights: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
+def spoilt(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor + 1 for name, tensor in weights.items()}
+
+
 def log_probs(directory: Path) -> np.ndarray[Any, Any]:
     feats = np.random.default_rng(0).normal(10.0, 3.0, (80, 80)).astype(np.float32)
     return stream_log_probs(directory, feats, chunk_size=8, num_left_chunks=2)
@@ -53,7 +61,7 @@ def log_probs(directory: Path) -> np.ndarray[Any, Any]:
         (lambda w: {"state_dict": w, "lr": 0.1}, ["under=state_dict "]),
         (lambda w: {"model": None, "model_avg": w}, ["under=model_avg "]),
         (lambda w: {"model": {}, "model_avg": w}, ["under=model_avg "]),
-        (lambda w: {"model": w, "model_avg": cast(w, torch.float64)}, ["under=model "]),
+        (lambda w: {"model": w, "model_avg": spoilt(w)}, ["under=model not_served=model_avg "]),
         (lambda w: {"state_dict": {"model": w}}, ["under=state_dict.model "]),
         (lambda w: renamed(w, "module."), ["prefix='module.'"]),
         (lambda w: renamed(w, "model."), ["prefix='model.'"]),
@@ -118,6 +126,17 @@ def test_a_name_with_and_without_the_prefix_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("prefix", "other"), [("", "module."), ("module.", ""), ("module.", "module.model.")]
+)
+def test_two_prefixes_in_one_model_are_both_named(directory: Path, prefix: str, other: str) -> None:
+    weights = read_weights()
+    encoder = {name: it for name, it in weights.items() if name.startswith("encoder.")}
+    head = {name: it for name, it in weights.items() if name.startswith("ctc.")}
+    write_weights(directory, {**renamed(head, prefix), **renamed(encoder, other)})
+    refusal(directory, f"'{other}encoder.", f"prefix {other!r}", f"with {prefix!r}")
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         ({"epoch": 3, "optimizer": {"lr": 0.1}}, ["no tensors", "'epoch', 'optimizer'"]),
@@ -140,6 +159,34 @@ def test_a_tensor_of_whole_numbers_is_no_weight(directory: Path) -> None:
     weights["ctc.ctc_lo.bias"] = weights["ctc.ctc_lo.bias"].to(torch.int8)
     write_weights(directory, weights)
     refusal(directory, "'ctc.ctc_lo.bias' is of type torch.int8", "float16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_eighth_of_a_weight_without_its_scale_is_no_weight(
+    directory: Path, dtype: torch.dtype
+) -> None:
+    write_weights(directory, cast(read_weights(), dtype))
+    refusal(directory, f"is of type {dtype}", "quantised")
+
+
+@pytest.mark.parametrize(
+    ("convert", "words"),
+    [
+        (lambda tensor: tensor.to_sparse(), ["torch.sparse_coo"]),
+        (lambda tensor: tensor.to_sparse_csr(), ["torch.sparse_csr"]),
+        (lambda tensor: tensor.to("meta"), ["device meta"]),
+    ],
+    ids=["sparse", "csr", "meta"],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_a_tensor_that_is_not_dense_or_holds_no_values_is_refused_by_name(
+    directory: Path, final: Path, convert: Callable[[Tensor], Tensor], words: list[str]
+) -> None:
+    name = "encoder.encoders.0.feed_forward.w_1.weight"
+    weights = read_weights()
+    weights[name] = convert(weights[name])
+    write_weights(directory, weights)
+    refusal(directory, str(final), repr(name), *words)
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before 1.6"])
@@ -175,6 +222,70 @@ def test_a_program_in_a_pickle_does_not_run(directory: Path, tmp_path: Path, fin
     torch.save({"model": read_weights(), "x": program}, final)
     refusal(directory, "pickles shutil.copyfile,")
     assert not (tmp_path / "copied").exists()
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("is_torchs", [True, False], ids=["torch.save", "pickle"])
+def test_a_pickle_of_any_protocol_is_named_by_what_it_imports_and_does_not_run(
+    directory: Path, tmp_path: Path, final: Path, protocol: int, is_torchs: bool
+) -> None:
+    program = _RunsWhenRead(directory / "units.txt", tmp_path / "copied")
+    # The module's name stands in the pickle's memo, behind other names.
+    content = {"shutil": OrderedDict(a=1), "b": "copyfile", "x": program}
+    with final.open("wb") as file:
+        if is_torchs:
+            torch.save(content, file, pickle_protocol=protocol)
+        else:
+            pickle.dump(content, file, protocol=protocol)
+    refusal(directory, f"{final} pickles shutil.copyfile,")
+    assert not (tmp_path / "copied").exists()
+
+
+def test_a_text_that_reads_like_a_pickle_is_not_taken_for_one(directory: Path, final: Path) -> None:
+    final.write_text("cheque for\nsome body\n")
+    refusal(directory, f"cannot read {final} (21 bytes)")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+def test_tensors_pickled_in_another_way_are_to_be_saved_again(directory: Path, final: Path) -> None:
+    torch.save(read_weights(), final, pickle_protocol=4)
+    refusal(directory, f"{final} is pickled in another way", "torch.save(")
+
+
+def members(path: Path) -> dict[str, tuple[int, int]]:
+    """First byte and size of what each member of the archive holds."""
+    with zipfile.ZipFile(path) as archive:
+        found = {}
+        for member in archive.infolist():
+            head = path.read_bytes()[member.header_offset :][:30]
+            # The local header ends in the lengths of the name and of what stands behind it.
+            lengths = (int.from_bytes(head[at : at + 2], "little") for at in (26, 28))
+            start = member.header_offset + 30 + sum(lengths)
+            found[member.filename] = start, member.file_size
+        return found
+
+
+@pytest.mark.parametrize("name", ["data.pkl", "data/0", "data/7"])
+def test_a_byte_that_differs_from_the_checksum_is_refused_by_its_member(
+    directory: Path, final: Path, name: str
+) -> None:
+    torch.save(read_weights(), final)
+    (member,) = [key for key in members(final) if key.endswith(f"/{name}")]
+    start, size = members(final)[member]
+    content = bytearray(final.read_bytes())
+    content[start + size // 2] ^= 1
+    final.write_bytes(content)
+    refusal(directory, f"{final} is damaged", f"member {member} ")
+
+
+def test_a_file_saved_without_checksums_is_read(directory: Path) -> None:
+    set_crc32_options(compute_crc32=False)
+    try:
+        write_weights(directory, read_weights())
+    finally:
+        set_crc32_options(compute_crc32=True)
+    np.testing.assert_array_equal(log_probs(directory), log_probs(SOURCE))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -89,6 +89,14 @@ def test_a_cmvn_file_of_another_size_is_refused_with_both_numbers(directory: Pat
     refusal(directory, str(directory / "global_cmvn"), "2 bins", "80")
 
 
+def test_a_kaldi_file_without_a_count_is_told_that_it_lacks_it(directory: Path) -> None:
+    path = directory / "global_cmvn"
+    stats = json.loads(path.read_text())
+    sums, squares = (" ".join(map(repr, stats[key])) for key in ("mean_stat", "var_stat"))
+    path.write_text(f" [\n  {sums}\n  {squares} ]\n")
+    refusal(directory, str(path), "rows have 80 numbers", "lack the count of frames")
+
+
 def as_it_is(stats: dict[str, Any]) -> str:
     return json.dumps(stats)
 

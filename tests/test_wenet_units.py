@@ -56,6 +56,23 @@ def test_a_blank_id_that_differs_from_the_units_is_refused_with_both(directory: 
     refusal(directory, "ctc_blank_id=5", "<blank> has id 0", str(directory / "units.txt"))
 
 
+def test_a_special_blank_that_differs_from_the_units_is_refused_with_both(directory: Path) -> None:
+    def name_blank(number: int) -> None:
+        special = {"special_tokens": {"<blank>": number}}
+        edit_config(directory, lambda config: config["tokenizer_conf"].update(special))
+
+    name_blank(7)
+    refusal(directory, "special_tokens.<blank>=7", "id 0")
+    name_blank(0)
+    assert load_wenet(directory).model.blank_id == 0
+
+
+def test_a_blank_that_units_name_twice_is_refused_with_both_ids(directory: Path) -> None:
+    path = directory / "units.txt"
+    path.write_text(path.read_text(encoding="utf-8").replace("ca 2\n", "<blank> 2\n"), "utf-8")
+    refusal(directory, f"{path} names <blank> twice", "ids 0 and 2")
+
+
 def test_units_without_a_blank_take_that_of_train_yaml(directory: Path) -> None:
     exchange_units(directory, "<blank>", "<blk>")
     assert load_wenet(directory).model.blank_id == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.checkpoints.files import check_kind
+from oasr_backend.checkpoints.pickled import imported_names
 from oasr_backend.checkpoints.weights import Weights
 from oasr_backend.errors import CheckpointError
 
@@ -27,11 +29,17 @@ _WRAPPERS = ("model", "state_dict", "model_avg")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
 #: Every CTC model has it, so what stands before it stands before all names.
 _ANCHOR = "ctc.ctc_lo.weight"
+#: How the names of every model's tensors begin.
+_OF_MODEL = ("encoder.", "ctc.", "decoder.")
 _ZIP_SIGN = b"PK\x03\x04"
 #: A pickle of protocol 2 or later: how PyTorch began its files before 1.6.
 _PICKLE_SIGN = b"\x80"
 #: PyTorch's word for what a pickle wants to import.
-_GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
+_GLOBAL = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")
+#: Where that comes from which a pickled state dict of tensors imports.
+_OF_STATE_DICTS = ("torch.", "collections.")
+_SAVE_AGAIN = "save the tensors alone where it was made: torch.save(model.state_dict(), 'final.pt')"
+_BLOCK_BYTES = 1 << 20
 
 
 def read_weights(path: Path) -> Weights:
@@ -40,10 +48,10 @@ def read_weights(path: Path) -> Weights:
     Raises CheckpointError that says what the file is when it is no state dict.
     """
     check_kind(path)
-    state, keys = _unwrapped(_load(path), path)
+    state, keys, beside = _unwrapped(_load(path), path)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     prefix = _prefix(tensors, path)
-    _log_unwrapping(path, keys, prefix, tensors)
+    _log_unwrapping(path, keys, beside, prefix, tensors)
     return Weights(_without_prefix(tensors, prefix, path), path, prefix=prefix)
 
 
@@ -64,6 +72,7 @@ def _check_archive(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            damaged = _damaged_member(archive)
     except zipfile.BadZipFile as error:
         raise CheckpointError(
             f"{path} ({path.stat().st_size} bytes) is truncated: the end of its archive is "
@@ -74,15 +83,34 @@ def _check_archive(path: Path) -> None:
             f"{path} is a TorchScript archive, a program with its weights; give the final.pt that "
             "it was exported from"
         )
+    if damaged:
+        raise CheckpointError(
+            f"{path} is damaged: its member {damaged} differs from its checksum; copy it again"
+        )
+
+
+def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+    """The first member that is not what was written. A checksum of 0 says that none was made."""
+    for member in archive.infolist():
+        try:
+            with archive.open(member) as content:
+                while member.CRC and content.read(_BLOCK_BYTES):
+                    pass
+        except (EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return member.filename
+    return None
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    found = _GLOBAL.search(str(error))
-    if found:
+    found, names = _GLOBAL.search(str(error)), imported_names(path)
+    foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS)]
+    if found or foreign:
         return (
-            f"{path} pickles {found[1]}, which is no tensor and is not run; save the tensors alone "
-            "where it was made: torch.save(model.state_dict(), 'final.pt')"
+            f"{path} pickles {found[1] if found else foreign[0]}, which is no tensor and is not "
+            f"run; {_SAVE_AGAIN}"
         )
+    if names and "Unsupported operand" in str(error):
+        return f"{path} is pickled in another way than torch.save does by default; {_SAVE_AGAIN}"
     size = path.stat().st_size
     with path.open("rb") as file:
         is_pickle = file.read(1) == _PICKLE_SIGN
@@ -94,16 +122,18 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _unwrapped(loaded: Any, path: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """The innermost state dict, and the keys that lead to it."""
+def _unwrapped(loaded: Any, path: Path) -> tuple[Mapping[str, Any], list[str], list[str]]:
+    """The innermost state dict, the keys that lead to it, and those of others beside them."""
     keys: list[str] = []
+    beside: list[str] = []
     while isinstance(loaded, Mapping):
-        inner = {key: loaded.get(key) for key in _WRAPPERS}
-        key = next((key for key, it in inner.items() if isinstance(it, Mapping) and it), None)
-        if key is None:
+        found = {key: loaded.get(key) for key in _WRAPPERS}
+        inner = [key for key, it in found.items() if isinstance(it, Mapping) and it]
+        if not inner:
             break
-        keys.append(key)
-        loaded = inner[key]
+        keys.append(inner[0])
+        beside.extend(inner[1:])
+        loaded = found[inner[0]]
     if not isinstance(loaded, Mapping):
         raise CheckpointError(
             f"{path} holds a {type(loaded).__name__}, no state dict; export one with WeNet's "
@@ -114,7 +144,7 @@ def _unwrapped(loaded: Any, path: Path) -> tuple[Mapping[str, Any], list[str]]:
             f"{path} holds no tensors, but {_listed(loaded)}; a state dict is looked for at the "
             f"top and under {', '.join(_WRAPPERS)}"
         )
-    return loaded, keys
+    return loaded, keys, beside
 
 
 def _prefix(tensors: Mapping[str, Tensor], path: Path) -> str:
@@ -126,10 +156,7 @@ def _prefix(tensors: Mapping[str, Tensor], path: Path) -> str:
             "a CTC head"
         )
     prefix = min(ahead, key=len)
-    rest = prefix
-    while rest.startswith(_PREFIXES):
-        rest = rest.partition(".")[2]
-    if rest:
+    if _bare(prefix):
         raise CheckpointError(
             f"{path} names its tensors with {prefix!r} ahead; of such prefixes "
             f"{', '.join(map(repr, _PREFIXES))} are taken off: rename the tensors without it"
@@ -138,7 +165,10 @@ def _prefix(tensors: Mapping[str, Tensor], path: Path) -> str:
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> dict[str, Tensor]:
-    """A name without the prefix stays as it is: it is none of the model's."""
+    """A name without the prefix stays as it is: it is none of the model's.
+
+    Raises CheckpointError where some of the model's tensors have another prefix than the rest.
+    """
     renamed = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
     if len(renamed) < len(tensors):
         twice = next(name for name in tensors if prefix + name in tensors)
@@ -146,7 +176,20 @@ def _without_prefix(tensors: Mapping[str, Tensor], prefix: str, path: Path) -> d
             f"{path} holds {twice!r} twice, with the prefix {prefix!r} and without it; save one "
             "model alone"
         )
+    for name in tensors:
+        bare = _bare(name)
+        if bare.startswith(_OF_MODEL) and name != prefix + bare:
+            raise CheckpointError(
+                f"{path} names {name!r} with the prefix {name.removesuffix(bare)!r}, but "
+                f"{prefix + _ANCHOR!r} with {prefix!r}; give all names of one model the same prefix"
+            )
     return renamed
+
+
+def _bare(name: str) -> str:
+    while name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    return name
 
 
 def _listed(names: Mapping[Any, Any], *, most: int = 5) -> str:
@@ -156,15 +199,16 @@ def _listed(names: Mapping[Any, Any], *, most: int = 5) -> str:
 
 
 def _log_unwrapping(
-    path: Path, keys: list[str], prefix: str, tensors: Mapping[str, Tensor]
+    path: Path, keys: list[str], beside: list[str], prefix: str, tensors: Mapping[str, Tensor]
 ) -> None:
     dtypes = {value.dtype for value in tensors.values() if value.is_floating_point()}
     if not (keys or prefix or dtypes != {torch.float32}):
         return
     logger.info(
-        "event=checkpoint_unwrapped file=%s under=%s prefix=%r dtypes=%s",
+        "event=checkpoint_unwrapped file=%s under=%s not_served=%s prefix=%r dtypes=%s",
         path,
         ".".join(keys) or "-",
+        ",".join(beside) or "-",
         prefix,
         ",".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes)),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 from oasr_backend.errors import CheckpointError
 
 Tensors = dict[str, Tensor]
+
+_SERVED_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Weights:
@@ -43,8 +45,8 @@ class Weights:
     def take(self, name: str) -> Tensor:
         """As float32.
 
-        Raises CheckpointError for a tensor that is missing, holds no floating point numbers, or
-        holds NaN or infinity.
+        Raises CheckpointError for a tensor that is missing, holds no values or none of a served
+        type, or holds NaN or infinity.
         """
         if name not in self._tensors:
             raise CheckpointError(
@@ -52,7 +54,12 @@ class Weights:
                 "train.yaml"
             )
         tensor = self._tensors[name]
-        if not tensor.is_floating_point():
+        if tensor.is_meta or tensor.layout != torch.strided:
+            raise CheckpointError(
+                f"{self.path}: {self.name_in_file(name)!r} is of layout {tensor.layout} on device "
+                f"{tensor.device}, and weights are dense and hold their values; save it that way"
+            )
+        if tensor.dtype not in _SERVED_TYPES:
             raise CheckpointError(
                 f"{self.path}: {self.name_in_file(name)!r} is of type {tensor.dtype}, and weights "
                 "are float16, bfloat16, float32 or float64; give the checkpoint before it was "
@@ -63,9 +70,13 @@ class Weights:
         check_finite(self.name_in_file(name), tensor, self.path)
         return tensor
 
-    def take_bias(self, name: str, size: int) -> Tensor:
-        """As `take`; zeros where there is none."""
-        return self.take(name) if name in self else torch.zeros(size)
+    def supply_zero_biases(self, start: str, layers: Collection[str]) -> None:
+        """Gives zeros to those of the `layers` with names from `start` on that have no bias."""
+        for name, weight in list(self._tensors.items()):
+            layer, _, kind = name.rpartition(".")
+            is_one = name.startswith(start) and layer.rpartition(".")[2] in layers
+            if is_one and kind == "weight" and weight.dim():
+                self._tensors.setdefault(f"{layer}.bias", torch.zeros(weight.shape[0]))
 
 
 def check_finite(name: str, tensor: Tensor, path: Path) -> None:
@@ -83,7 +94,7 @@ def load_strictly(module: torch.nn.Module, weights: Tensors, path: Path) -> None
     """Raises CheckpointError naming a tensor of the wrong shape or value, or one not given."""
     derived = {"position_PHC", "position_bias_PH"}
     expected = module.state_dict()
-    for name in weights.keys() & expected.keys():
+    for name in [name for name in expected if name in weights]:
         if weights[name].shape != expected[name].shape:
             raise CheckpointError(
                 f"{path} does not match its train.yaml: {name} is of shape "
@@ -100,9 +111,9 @@ def load_strictly(module: torch.nn.Module, weights: Tensors, path: Path) -> None
 
 
 def copy_layer(source: Weights, target: Tensors, old: str, new: str, *, scale: float = 1.0) -> None:
-    """One weight (last axis of a pointwise convolution dropped) and its bias, zero if absent."""
+    """One weight (last axis of a pointwise convolution dropped) and its bias."""
     weight = source.take(f"{old}.weight")
     if weight.dim() == 3 and weight.shape[-1] == 1:
         weight = weight.squeeze(-1)
-    bias = source.take_bias(f"{old}.bias", weight.shape[0])
+    bias = source.take(f"{old}.bias")
     target[f"{new}.weight"], target[f"{new}.bias"] = weight * scale, bias * scale

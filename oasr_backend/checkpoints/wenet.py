@@ -15,8 +15,14 @@ from oasr_backend.checkpoints.files import existing
 from oasr_backend.checkpoints.state_file import read_weights
 from oasr_backend.checkpoints.unused import account_for_rest
 from oasr_backend.checkpoints.weights import load_strictly
+from oasr_backend.checkpoints.wenet_biases import supply_zero_biases
 from oasr_backend.checkpoints.wenet_cmvn import choose_cmvn
-from oasr_backend.checkpoints.wenet_config import conformer_config, fbank_config, read_train_yaml
+from oasr_backend.checkpoints.wenet_config import (
+    conformer_config,
+    fbank_config,
+    read_train_yaml,
+    section,
+)
 from oasr_backend.checkpoints.wenet_decoder import load_decoder
 from oasr_backend.checkpoints.wenet_encoder import load_encoder
 from oasr_backend.checkpoints.wenet_units import find_blank, load_units
@@ -40,6 +46,7 @@ def load_wenet(checkpoint_dir: str | Path) -> Checkpoint:
     config = read_train_yaml(existing(directory, "train.yaml"))
     encoder_config, features = conformer_config(config), fbank_config(config)
     weights = read_weights(existing(directory, "final.pt"))
+    supply_zero_biases(weights, "encoder.", section(config, "encoder_conf"))
     head = {part: weights.take(f"ctc.ctc_lo.{part}") for part in ("weight", "bias")}
     vocab_size = head["weight"].shape[0]
     tokenizer = load_units(directory, config, weights, vocab_size=vocab_size)

@@ -11,6 +11,7 @@ import torch
 
 from oasr_backend.checkpoints.files import existing
 from oasr_backend.checkpoints.weights import Weights
+from oasr_backend.checkpoints.wenet_config import section
 from oasr_backend.errors import CheckpointError
 from oasr_backend.features import GlobalCmvn, load_cmvn
 
@@ -50,7 +51,7 @@ def choose_cmvn(
 
 
 def _path(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    name = (config.get("cmvn_conf") or config).get("cmvn_file")
+    name = (section(config, "cmvn_conf") or config).get("cmvn_file")
     # Training machines write absolute paths; the file travels beside the weights.
     return None if name is None else existing(directory, Path(str(name)).name)
 

@@ -39,7 +39,7 @@ _FREE = {
     "activation_type", "macaron_style", "cnn_module_kernel", "cnn_module_norm", "norm_eps",
     "n_kv_head", "head_dim", "positionwise_conv_kernel_size",
 }  # fmt: skip
-#: They matter to training only, or say which biases exist, which the weights say too.
+#: They matter to training only, or say which biases exist: `wenet_biases` reads those.
 _IGNORED = {
     "dropout_rate", "positional_dropout_rate", "attention_dropout_rate", "gradient_checkpointing",
     "use_dynamic_left_chunk", "use_sdpa", "query_bias", "key_bias", "value_bias", "conv_bias",
@@ -48,6 +48,8 @@ _IGNORED = {
 #: applied.
 _RESAMPLE_OPTIONS = {"resample_rate"}
 _FBANK_OPTIONS = {"num_mel_bins", "frame_length", "frame_shift", "dither", "window_type"}
+#: Speech changes many times a second, and one window must not take minutes to compute.
+_MAX_FRAME_MS = 1000
 #: What WeNet's first releases had in their place, of which only the usual values are served.
 _OLD_FEATURES = "collate_conf.feature_extraction_conf"
 _OLD_ONLY = {"feature_type": "fbank", "frame_length": 25, "frame_shift": 10, "using_pitch": False}
@@ -57,7 +59,8 @@ def read_train_yaml(path: Path) -> dict[str, Any]:
     check_kind(path)
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # Dates that are none are a ValueError to the reader, too deep a nesting a RecursionError.
+    except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:
         raise CheckpointError(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds no mapping; a WeNet train.yaml is expected")
@@ -109,6 +112,7 @@ def fbank_config(config: Mapping[str, Any]) -> FbankConfig:
     sample_rate = _sample_rate(resample.get("resample_rate", 16000))
     num_mel_bins = _num_mel_bins(config)
     length_ms, shift_ms = _frame_times(fbank)
+    _check_dither(fbank.get("dither", 0.0))
     try:
         return FbankConfig(
             sample_rate=sample_rate,
@@ -184,11 +188,21 @@ def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
         _positive(f"dataset_conf.fbank_conf.{name}", fbank.get(name, default))
         for name, default in (("frame_length", 25), ("frame_shift", 10))
     )
+    if length_ms > _MAX_FRAME_MS:
+        served = f"{_MAX_FRAME_MS} or less"
+        raise _refuse("dataset_conf.fbank_conf.frame_length", fbank["frame_length"], served)
     if shift_ms > length_ms:
         # Windows overlap: samples between two frames belong to nobody.
         served = f"{length_ms:g} or less, the frame_length"
         raise _refuse("dataset_conf.fbank_conf.frame_shift", fbank.get("frame_shift", 10), served)
     return length_ms, shift_ms
+
+
+def _check_dither(value: object) -> None:
+    """It is not applied, but what is none says that the file is damaged."""
+    if not 0.0 <= _number(value) < math.inf:
+        name = "dataset_conf.fbank_conf.dither"
+        raise CheckpointError(f"train.yaml: {name}={value!r} is no number of 0 or more; give one")
 
 
 def _num_mel_bins(config: Mapping[str, Any]) -> int:
@@ -205,7 +219,7 @@ def _num_mel_bins(config: Mapping[str, Any]) -> int:
 
 
 def _check_known(name: str, options: Mapping[str, Any], known: Collection[str]) -> None:
-    for option in sorted(set(options) - set(known)):
+    for option in sorted(set(options) - set(known), key=str):
         raise CheckpointError(
             f"train.yaml: {name}.{option}={options[option]!r} is unknown to this backend, which "
             f"knows {', '.join(sorted(known))}; remove it if it does not change the features"
@@ -213,11 +227,11 @@ def _check_known(name: str, options: Mapping[str, Any], known: Collection[str]) 
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    unknown = sorted(set(options) - set(_ONLY) - _FREE - _IGNORED)
+    unknown = sorted(set(options) - set(_ONLY) - _FREE - _IGNORED, key=str)
     if unknown:
         raise CheckpointError(
-            f"encoder_conf.{unknown[0]}={options[unknown[0]]!r} is unknown to this backend; "
-            "remove it if it does not change inference"
+            f"train.yaml: encoder_conf.{unknown[0]}={options[unknown[0]]!r} is unknown to this "
+            "backend; remove it if it does not change inference"
         )
     for name, served in _ONLY.items():
         value = options.get(name, _WENET_DEFAULT.get(name, served))
@@ -230,7 +244,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 def _check_choice(options: Mapping[str, Any], name: str, default: str, served: Any) -> None:
     value = options.get(name, default)
-    if value not in served:
+    if value not in list(served):
         raise _refuse(f"encoder_conf.{name}", value, " or ".join(sorted(served)))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from oasr_backend.checkpoints.unused import is_ignored, unused
 from oasr_backend.checkpoints.weights import Tensors, Weights, copy_layer, load_strictly
+from oasr_backend.checkpoints.wenet_biases import supply_zero_biases
 from oasr_backend.encoders.conformer import ACTIVATIONS
 from oasr_backend.errors import CheckpointError
 from oasr_backend.rescoring import (
@@ -39,7 +40,7 @@ _FREE = {
     "attention_heads", "linear_units", "num_blocks", "r_num_blocks", "activation_type", "norm_eps",
     "n_kv_head", "head_dim",
 }  # fmt: skip
-#: They matter to training only, or say which tensors exist or are equal, which the weights say too.
+#: They matter to training only, or say which tensors exist or are equal.
 _IGNORED = {
     "dropout_rate", "positional_dropout_rate", "self_attention_dropout_rate",
     "src_attention_dropout_rate", "gradient_checkpointing", "use_sdpa", "query_bias", "key_bias",
@@ -67,6 +68,7 @@ def _decoder(
     kind = config.get("decoder", "bitransformer")
     if kind not in ("transformer", "bitransformer"):
         raise _unusable("decoder", kind, "transformer or bitransformer")
+    supply_zero_biases(weights, "decoder.", config.get("decoder_conf") or {})
     left = _sizes(config, vocab_size=vocab_size, model_dim=model_dim)
     sos, eos = _sentence_ends(config, vocab_size)
     if kind == "transformer":

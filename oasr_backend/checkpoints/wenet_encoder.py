@@ -17,7 +17,7 @@ def load_encoder(config: ConformerConfig, weights: Weights) -> ConformerEncoder:
     encoder = ConformerEncoder(config)
     try:
         load_strictly(encoder, _renamed(weights, config), weights.path)
-    except RuntimeError as error:
+    except (IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"{weights.path} does not fit its train.yaml: {error}; take both from one training"
         ) from error
@@ -90,7 +90,7 @@ def _convolution(source: Weights, target: Tensors, old: str, new: str, *, batch_
     copy_layer(source, target, f"{module}.pointwise_conv1", f"{new}.gate")
     copy_layer(source, target, f"{module}.pointwise_conv2", f"{new}.project")
     kernel_DK = source.take(f"{module}.depthwise_conv.weight").squeeze(1)
-    bias_D = source.take_bias(f"{module}.depthwise_conv.bias", kernel_DK.shape[0])
+    bias_D = source.take(f"{module}.depthwise_conv.bias")
     rest_D = F.glu(target[f"{new}.gate.bias"], dim=0)
     # The state is kept relative to the gate of a zero frame; the bias gives that part back.
     bias_D = bias_D + rest_D * kernel_DK.sum(1)

@@ -46,7 +46,7 @@ def read_tokenizer(units_path: Path, config: Mapping[str, Any]) -> UnitTokenizer
 def _check(kind: object, options: Mapping[str, Any]) -> None:
     if kind not in (None, *_KINDS):
         raise _refuse("tokenizer", kind, " or ".join(_KINDS))
-    for name in sorted(set(options) - set(_ONLY) - _FREE):
+    for name in sorted(set(options) - set(_ONLY) - _FREE, key=str):
         raise CheckpointError(
             f"train.yaml: tokenizer_conf.{name}={options[name]!r} is unknown to this backend; "
             "remove it if it does not change the text"
@@ -75,7 +75,7 @@ def _bpe_model(directory: Path, options: Mapping[str, Any]) -> Path | None:
 
 def _silent(directory: Path, options: Mapping[str, Any]) -> set[str]:
     """Symbols that are no part of the text: special ones, and sounds that are not speech."""
-    special = map(str, options.get("special_tokens") or {})
+    special = map(str, section(options, "special_tokens"))
     unknown = [str(options["unk"])] if options.get("unk") else []
     return {*special, *unknown, *_non_language(directory, options.get("non_lang_syms_path"))}
 

@@ -77,7 +77,9 @@ def load_cmvn(path: str | Path, *, num_bins: int | None = None) -> GlobalCmvn:
     path = Path(path)
     try:
         text = _read_text(path)
-        statistics = _from_json(text, num_bins) if text.startswith("{") else _from_kaldi(text)
+        statistics = (
+            _from_json(text, num_bins) if text.startswith("{") else _from_kaldi(text, num_bins)
+        )
         _check_size(statistics, num_bins)
         return _normalisation(statistics, path)
     except (CheckpointError, ValueError) as error:
@@ -132,7 +134,7 @@ def _numbers(content: Any, key: str) -> _Array:
     return values
 
 
-def _from_kaldi(text: str) -> _Statistics:
+def _from_kaldi(text: str, num_bins: int | None) -> _Statistics:
     opening, closing = text.find("["), text.rfind("]")
     if opening < 0 or closing < opening:
         raise CheckpointError("it is neither JSON nor Kaldi text: no { and no [ ... ] in it")
@@ -143,6 +145,12 @@ def _from_kaldi(text: str) -> _Statistics:
     if values.size % 2 or values.size < 4:
         raise CheckpointError(f"as Kaldi text its {values.size} numbers do not make two rows")
     sums, squares = values.reshape(2, -1)
+    # Below a count stands a zero.
+    if sums.size == num_bins and squares[-1] != 0:
+        raise CheckpointError(
+            f"as Kaldi text its rows have {sums.size} numbers, one a bin, and lack the count of "
+            "frames behind the sums"
+        )
     return _Statistics(sums[:-1], squares[:-1], float(sums[-1]))
 
 
