@@ -47,8 +47,8 @@ def _members(script: str, categories: Collection[str]) -> str:
     )
 
 
-#: What combines with the South East Asian letter before it, as the inside of a character class.
-COMBINING = _members(_SOUTH_EAST_ASIAN, {"Mn", "Mc", "Me"})
+#: What combines with the character before it, in any script, as the inside of a character class.
+COMBINING = _members(r"\0-\uffff", {"Mn", "Mc", "Me"})
 #: Chinese and Japanese punctuation and marks by where their word stands: before them, behind them.
 CJK_TRAILING = _members(CJK, _TRAILING_CATEGORIES) + "\uff9e\uff9f"
 CJK_LEADING = _members(CJK, _LEADING_CATEGORIES)

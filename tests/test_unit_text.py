@@ -47,6 +47,7 @@ BYTES = units(*(f"<0x{value:02X}>" for value in range(256)), "▁T", "A")
         (["▁T", *bytes_of(b"\xff\xff\xbd"), "A"], "T\ufffdA"),
         (["▁T", *bytes_of(b"\xe4"), "<unk>", *bytes_of(b"\xbd\xa0"), "A"], "T\ufffdA"),
         (["▁T", *bytes_of(b" \xc3\xa9"), "▁T"], "T é T"),
+        (["▁T", *bytes_of("e \u0301 \u0f7d".encode()), "▁T"], "Te\u0301\u0f7d T"),
     ],
 )
 def test_bytes_are_characters_once_complete_and_one_replacement_if_never(
