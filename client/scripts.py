@@ -17,6 +17,8 @@ UNSPACED = (
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 #: Combining marks and closing punctuation, which belong to the word before.
 _TRAILING_CATEGORIES = frozenset({"Mn", "Mc", "Me", "Pc", "Pd", "Pe", "Pf", "Po"})
+#: Opening punctuation, which belongs to the word behind.
+_LEADING_CATEGORIES = frozenset({"Ps", "Pi"})
 
 
 def is_unspaced(character: str) -> bool:
@@ -25,15 +27,23 @@ def is_unspaced(character: str) -> bool:
 
 
 def join_texts(earlier: str, later: str) -> str:
-    """Two parts of one transcript: a space between them, save where both scripts have none."""
+    """Two parts of one transcript: a space between them, save where their scripts have none."""
     return earlier + separator(earlier, later) + later
 
 
 def separator(before: str, after: str) -> str:
     """What stands between two parts of a text of which nothing but the characters is known."""
-    if not before or not after or (is_unspaced(before[-1]) and is_unspaced(after[0])):
+    if not before or not after or _belong_together(before[-1], after[0]):
         return ""
     return " "
+
+
+def _belong_together(last: str, first: str) -> bool:
+    """Characters of unspaced scripts, and their punctuation and its word in whatever script."""
+    if is_unspaced(last) and unicodedata.category(last) in _LEADING_CATEGORIES:
+        return True
+    goes_on = unicodedata.category(first) in _TRAILING_CATEGORIES
+    return is_unspaced(first) and (goes_on or is_unspaced(last))
 
 
 def is_inside_word(before: str, after: str) -> bool:

@@ -15,6 +15,7 @@ from oasr_backend.errors import (
     OasrError,
     StreamCancelledError,
     UnknownStreamError,
+    shown,
 )
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
@@ -133,7 +134,7 @@ class Admission:
         if options.language not in ("", self._config.language):
             known = repr(self._config.language) if self._config.language else "not named"
             raise InvalidRequestError(
-                f"language={options.language!r}: this model has one language ({known}); leave "
+                f"language={shown(options.language)}: this model has one language ({known}); leave "
                 "language out"
             )
 

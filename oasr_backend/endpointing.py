@@ -7,20 +7,25 @@ across a border stays two tokens, because blanks lie between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from oasr_backend.stream_options import StreamOptions
 from oasr_backend.types import Hypothesis
 
+#: What is spoken as one character, or one cluster, has no pause as long as this.
+LONGEST_PAUSE_IN_CLUSTER_S = 1.0
+
 
 @dataclass(frozen=True)
 class EndpointRules:
-    """Lengths in encoder frames; 0 for the last two: never."""
+    """Lengths in encoder frames; 0 for `start_silence_frames` and `most_frames`: never."""
 
     silence_frames: int
     start_silence_frames: int
     most_frames: int
+    # A silence behind a token that awaits another one ends a segment by itself if longer.
+    cluster_frames: int = 0
 
     @classmethod
     def from_options(cls, options: StreamOptions, *, frame_s: float) -> EndpointRules:
@@ -28,6 +33,7 @@ class EndpointRules:
             silence_frames=max(1, round(options.endpoint_silence_s / frame_s)),
             start_silence_frames=round(options.endpoint_silence_start_s / frame_s),
             most_frames=round(options.endpoint_max_s / frame_s),
+            cluster_frames=round(LONGEST_PAUSE_IN_CLUSTER_S / frame_s),
         )
 
 
@@ -44,7 +50,11 @@ class Segment:
     silent_frames: tuple[int, int] = (0, 0)
 
 
-def _holds_nothing(_token: int) -> bool:
+def _always(_before: int, _after: int) -> bool:
+    return True
+
+
+def _never(_token: int) -> bool:
     return False
 
 
@@ -52,13 +62,15 @@ def _holds_nothing(_token: int) -> bool:
 class Segmenter:
     """Finds the segments of one stream. Closed ones never change; `update` looks at the rest.
 
-    A segment that is too long ends before a token that `starts_word`, unless the token before it
-    `holds_next`.
+    A segment that is too long ends before a token that `starts_word`, if it `may_part` from the
+    token before. Silence ends one at once, but behind a token that `awaits_next` the next token
+    has `cluster_frames` to come and tell whether it `may_part`.
     """
 
     rules: EndpointRules
     starts_word: Callable[[int], bool]
-    holds_next: Callable[[int], bool] = _holds_nothing
+    may_part: Callable[[int, int], bool] = _always
+    awaits_next: Callable[[int], bool] = _never
     closed: list[Segment] = field(default_factory=list)
     # Where the open segment begins: a token, and the frame from which silence counts.
     num_closed_tokens: int = 0
@@ -75,19 +87,30 @@ class Segmenter:
             if index == begin:
                 self._close_silence(until_frame=frame)
             is_long = frame - rest.times[begin] >= self.rules.most_frames > 0
-            if index > begin and is_long and self._may_end_before(rest.tokens, index):
+            if index > begin and is_long and self._may_end_before(rest, index):
                 self._close(offset + index, "length", frame)
                 begin = index
-            later = rest.times[index + 1] if index + 1 < len(rest.times) else num_frames
-            if later - frame > self.rules.silence_frames:
+            if self._ends_in_silence(rest, index, num_frames):
                 self._close(offset + index + 1, "silence", frame + 1 + self.rules.silence_frames)
                 begin = index + 1
         if begin == len(rest.times):
             self._close_silence(until_frame=num_frames)
         return self.closed[num_before:]
 
-    def _may_end_before(self, tokens: Sequence[int], index: int) -> bool:
-        return self.starts_word(tokens[index]) and not self.holds_next(tokens[index - 1])
+    def _may_end_before(self, rest: Hypothesis, index: int) -> bool:
+        before, after = rest.tokens[index - 1 : index + 1]
+        return self.starts_word(after) and self.may_part(before, after)
+
+    def _ends_in_silence(self, rest: Hypothesis, index: int, num_frames: int) -> bool:
+        """Whether the silence behind the token is a border, as far as it has lasted."""
+        token, is_last = rest.tokens[index], index + 1 == len(rest.tokens)
+        until_frame = num_frames if is_last else rest.times[index + 1]
+        silence = until_frame - rest.times[index]
+        if silence <= self.rules.silence_frames:
+            return False
+        if silence > self.rules.cluster_frames or not self.awaits_next(token):
+            return True
+        return not is_last and self.may_part(token, rest.tokens[index + 1])
 
     def _close(self, stop: int, reason: str, begin_frame: int) -> None:
         self.closed.append(Segment(self.num_closed_tokens, stop, reason))

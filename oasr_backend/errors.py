@@ -21,6 +21,16 @@ OasrError                          a fault with a name; knows its Triton status 
 
 from __future__ import annotations
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+
+
+def shown(value: object) -> str:
+    """`repr` for a message, with the middle left out of what a client has made long."""
+    return _SHORT.repr(value)
+
 
 class OasrError(Exception):
     """Base of the tree. The message names the value, the limit and the remedy."""

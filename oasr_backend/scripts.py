@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from collections.abc import Collection
 
 #: Han, kana and bopomofo with their own punctuation, as the inside of a character class.
 CJK = (
@@ -23,13 +24,6 @@ _SOUTH_EAST_ASIAN = (
 )
 #: All scripts that put no space between words.
 UNSPACED = CJK + _SOUTH_EAST_ASIAN
-#: Those of their characters that combine with the one before, as the inside of a character class.
-COMBINING = "".join(
-    character
-    for character in map(chr, range(0x10000))
-    if re.match(f"[{_SOUTH_EAST_ASIAN}]", character) and unicodedata.category(character)[0] == "M"
-)
-
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 # Vowels and repetition marks of Thai, Lao and Khmer that Unicode calls letters, the sound marks of
 # half-width kana, and the joiners.
@@ -43,6 +37,21 @@ _LEADING = frozenset(
     "\u0e40\u0e41\u0e42\u0e43\u0e44\u0ec0\u0ec1\u0ec2\u0ec3\u0ec4\u1039\u17d2\u200d"
 )
 _LEADING_CATEGORIES = frozenset({"Ps", "Pi"})
+
+
+def _members(script: str, categories: Collection[str]) -> str:
+    return "".join(
+        character
+        for character in map(chr, range(0x10000))
+        if unicodedata.category(character) in categories and re.match(f"[{script}]", character)
+    )
+
+
+#: What combines with the character before it, in any script, as the inside of a character class.
+COMBINING = _members(r"\0-\uffff", {"Mn", "Mc", "Me"})
+#: Chinese and Japanese punctuation and marks by where their word stands: before them, behind them.
+CJK_TRAILING = _members(CJK, _TRAILING_CATEGORIES) + "\uff9e\uff9f"
+CJK_LEADING = _members(CJK, _LEADING_CATEGORIES)
 
 
 @functools.cache
@@ -61,6 +70,18 @@ def is_trailing(character: str) -> bool:
 def is_leading(character: str) -> bool:
     """Whether it belongs to what follows: preposed vowels, stackers, opening brackets."""
     return character in _LEADING or unicodedata.category(character) in _LEADING_CATEGORIES
+
+
+@functools.cache
+def extends_cluster(character: str) -> bool:
+    """Whether it is no text of its own: a combining mark, or a vowel that hangs on a consonant."""
+    return character in _TRAILING or unicodedata.category(character)[0] == "M"
+
+
+@functools.cache
+def script_of(character: str) -> str:
+    """The first word of its Unicode name: its script, or "COMBINING" for marks of any letter."""
+    return unicodedata.name(character, "").partition(" ")[0]
 
 
 def is_word_border(before: str, after: str) -> bool:

@@ -46,7 +46,9 @@ class Segments:
 
     def __post_init__(self) -> None:
         tokenizer = self.tokenizer
-        self._segmenter = Segmenter(self.rules, tokenizer.starts_word, tokenizer.holds_next)
+        self._segmenter = Segmenter(
+            self.rules, tokenizer.starts_word, tokenizer.may_part, tokenizer.awaits_next
+        )
 
     @property
     def num_closed_tokens(self) -> int:

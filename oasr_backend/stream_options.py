@@ -13,13 +13,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.errors import ConfigError, InvalidRequestError
+from oasr_backend.errors import ConfigError, InvalidRequestError, shown
 from oasr_backend.types import ParameterValue
 
 MIN_SAMPLE_RATE = 8000
 MAX_SAMPLE_RATE = 48000
 MAX_BEAM_SIZE = 64
 MAX_PHRASES = 1000
+#: Characters of one phrase, and of all hotwords: a thousand phrases of some words each.
+MAX_PHRASE_LENGTH = 200
+MAX_HOTWORDS_LENGTH = 1 << 16
+# Characters that are read of an unknown name; no known one has more.
+_MAX_NAME_LENGTH = 100
 ENCODINGS = ("pcm", "mulaw", "alaw")
 DECODERS = ("greedy", "prefix_beam")
 PARTIALS = ("off", "stable", "every")
@@ -135,13 +140,30 @@ def _check_search(options: StreamOptions) -> None:
     for name in ("hotwords", "use_lm", "rescoring"):
         if getattr(options, name) and options.decoder != "prefix_beam":
             raise InvalidRequestError(
-                f"{name}={getattr(options, name)!r} needs a search that weighs alternatives; send "
-                f"decoder=prefix_beam too, or leave {name} out"
+                f"{name}={shown(getattr(options, name))} needs a search that weighs "
+                f"alternatives; send decoder=prefix_beam too, or leave {name} out"
             )
-    if len(options.phrases) > MAX_PHRASES:
+    _check_hotwords(options)
+
+
+def _check_hotwords(options: StreamOptions) -> None:
+    """Before anything is spelt: other streams would wait for it."""
+    if len(options.hotwords) > MAX_HOTWORDS_LENGTH:
         raise InvalidRequestError(
-            f"hotwords holds {len(options.phrases)} phrases, more than {MAX_PHRASES}; send those "
-            "that this stream is likely to hear"
+            f"hotwords={shown(options.hotwords)} holds {len(options.hotwords)} characters, more "
+            f"than {MAX_HOTWORDS_LENGTH}; send the phrases that this stream is likely to hear"
+        )
+    phrases = options.phrases
+    if len(phrases) > MAX_PHRASES:
+        raise InvalidRequestError(
+            f"hotwords holds {len(phrases)} phrases, more than {MAX_PHRASES}; send those that "
+            "this stream is likely to hear"
+        )
+    longest = max(phrases, key=len, default="")
+    if len(longest) > MAX_PHRASE_LENGTH:
+        raise InvalidRequestError(
+            f"hotwords: the phrase {shown(longest)} holds {len(longest)} characters, more than "
+            f"{MAX_PHRASE_LENGTH}; part phrases by line feeds or '|', and send only names and terms"
         )
 
 
@@ -153,7 +175,9 @@ def _check_endpoint(options: StreamOptions) -> None:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise InvalidRequestError(f"{name}={value!r} is unknown; send one of {', '.join(choices)}")
+        raise InvalidRequestError(
+            f"{name}={shown(value)} is unknown; send one of {', '.join(choices)}"
+        )
 
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:
@@ -176,7 +200,8 @@ def _typed(name: str, value: ParameterValue, kind: str) -> ParameterValue:
         if math.isfinite(number):
             return number
     raise InvalidRequestError(
-        f"request parameter {name}={value!r} is of type {type(value).__name__}; send it as {kind}"
+        f"request parameter {name}={shown(value)} is of type {type(value).__name__}; send it as "
+        f"{kind}"
     )
 
 
@@ -186,7 +211,8 @@ def chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:
     if value is None or type(value) is int:
         return value
     raise InvalidRequestError(
-        f"request parameter {CHUNK_SEQ}={value!r} is of type {type(value).__name__}; send it as int"
+        f"request parameter {CHUNK_SEQ}={shown(value)} is of type {type(value).__name__}; send it "
+        "as int"
     )
 
 
@@ -197,15 +223,15 @@ def check_later_parameters(parameters: Mapping[str, ParameterValue]) -> None:
     late = sorted(set(parameters) - {CHUNK_SEQ})
     if late:
         raise InvalidRequestError(
-            f"request parameter {late[0]}={parameters[late[0]]!r} came after START; send it with "
-            "the first request of the sequence"
+            f"request parameter {late[0][:_MAX_NAME_LENGTH]}={shown(parameters[late[0]])} came "
+            "after START; send it with the first request of the sequence"
         )
 
 
 def _unknown(name: str, value: ParameterValue, known: Mapping[str, str]) -> str:
     names = [*known, CHUNK_SEQ]
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    nearest = difflib.get_close_matches(name[:_MAX_NAME_LENGTH], names, n=1, cutoff=0.0)[0]
     return (
-        f"unknown request parameter {name!r}={value!r}; did you mean {nearest!r}? "
+        f"unknown request parameter {shown(name)}={shown(value)}; did you mean {nearest!r}? "
         f"Known: {', '.join(names)}"
     )

@@ -48,8 +48,11 @@ class Tokenizer(Protocol):
     def starts_word(self, token_id: int) -> bool:
         """Whether the unit can only be the first of a word, or words have no marks."""
 
-    def holds_next(self, token_id: int) -> bool:
-        """Whether no word ends with the unit, whatever follows it."""
+    def may_part(self, before: int, after: int) -> bool:
+        """Whether a segment may end between the two units."""
+
+    def awaits_next(self, token_id: int) -> bool:
+        """Whether a unit may follow that makes one character or cluster with this one."""
 
     def words(self, ids: Sequence[int]) -> list[Word]:
         """The words of `decode(ids)` in order, for time stamps."""
@@ -120,8 +123,11 @@ class UnitTokenizer:
     def starts_word(self, token_id: int) -> bool:
         return self._text.starts_word(token_id)
 
-    def holds_next(self, token_id: int) -> bool:
-        return self._text.holds_next(token_id)
+    def may_part(self, before: int, after: int) -> bool:
+        return self._text.may_part(before, after)
+
+    def awaits_next(self, token_id: int) -> bool:
+        return self._text.awaits_next(token_id)
 
     def encode(self, text: str) -> list[int] | None:
         """Tries the text as it is, then in upper and in lower case; fewer byte pieces go first.

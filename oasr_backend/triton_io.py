@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError
+from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError, shown
 from oasr_backend.metrics import Sample
 from oasr_backend.types import (
     NO_PARAMETERS,
@@ -158,7 +158,7 @@ def _fault(error: Exception) -> OasrError:
         return error.without_history()
     logger.error("event=unreadable_request", exc_info=error)
     return InvalidRequestError(
-        f"the request cannot be read ({error!r}); config.pbtxt tells what it may hold"
+        f"the request cannot be read ({shown(error)}); config.pbtxt tells what it may hold"
     )
 
 
@@ -185,8 +185,8 @@ def _num_valid(tensor: Any, num_samples: int) -> int:
     values = tensor.as_numpy().reshape(-1)
     if values.size != 1 or not 0 <= values[0] <= num_samples:
         raise InvalidRequestError(
-            f"WAV_LENS={values.tolist()} does not fit the {num_samples} samples sent; give one "
-            f"number of valid samples from 0 to {num_samples}, or leave WAV_LENS out"
+            f"WAV_LENS={shown(values.tolist())} does not fit the {num_samples} samples sent; give "
+            f"one number of valid samples from 0 to {num_samples}, or leave WAV_LENS out"
         )
     return int(values[0])
 

@@ -14,12 +14,16 @@ from typing import NamedTuple
 from oasr_backend.errors import StreamStateError
 from oasr_backend.scripts import (
     CJK,
+    CJK_LEADING,
+    CJK_TRAILING,
     COMBINING,
     UNSPACED,
+    extends_cluster,
     is_leading,
     is_trailing,
     is_unspaced,
     is_word_border,
+    script_of,
 )
 
 #: What SentencePiece puts before the first unit of a word.
@@ -33,8 +37,11 @@ _HAS_UNSPACED = re.compile(f"[{UNSPACED}]")
 _BLANK = re.compile(rf"[\s{WORD_START}]")
 _REPLACEMENTS = re.compile(f"{REPLACEMENT}+")
 _SPACE_RUN = re.compile("  +")
-# Between two characters of Chinese or Japanese, and before what combines with the last letter.
-_SPACE_IN_SCRIPT = re.compile(f" (?:(?<=[{CJK}] )(?=[{CJK}])|(?=[{COMBINING}]))")
+# Between two characters of Chinese or Japanese, between their punctuation and its word in whatever
+# script, and before what combines with the last letter.
+_SPACE_IN_SCRIPT = re.compile(
+    f" (?:(?<=[{CJK}] )(?=[{CJK}])|(?<=[{CJK_LEADING}] )|(?=[{CJK_TRAILING}{COMBINING}]))"
+)
 # A word that brings its own spaces has none before a mark that follows it.
 _SPACE_BEFORE_MARK = re.compile(r" (?=[^\w\s])")
 # Of the first bytes of UTF-8 characters those that hardly stand for anything but Han and kana.
@@ -94,6 +101,9 @@ class UnitText:
         self._dropped_spaces = [_SPACE_IN_SCRIPT] * (is_unspaced_too or bool(self._byte_ids))
         self._dropped_spaces += [_SPACE_BEFORE_MARK] * has_own_spaces
         self._starts_word = tuple(map(self._is_word_start, range(len(symbols))))
+        firsts = {text.lstrip(" ")[:1] for text in self._texts}
+        self._extended = {script_of(first) for first in firsts if first and extends_cluster(first)}
+        self._goes_on = tuple(map(self._is_going_on, range(len(symbols))))
 
     def joined(self, ids: Sequence[int], after: Joint = START) -> tuple[str, Joint]:
         """What `ids` add to a text that ended at `after`, and where it ends now.
@@ -134,10 +144,23 @@ class UnitText:
         """Whether the unit can only be the first of a word, or words have no marks."""
         return self._starts_word[token_id]
 
-    def holds_next(self, token_id: int) -> bool:
-        """Whether no word ends with the unit, whatever follows it."""
-        text = self._texts[token_id]
-        return bool(text) and is_leading(text[-1])
+    def may_part(self, before: int, after: int) -> bool:
+        """Whether a segment may end between the two units: not within a cluster or before a mark.
+
+        Of a silent unit among clusters that is unknown, and so it stays with what is before it.
+        """
+        return not (self._goes_on[after] or self._holds_next(before))
+
+    def awaits_next(self, token_id: int) -> bool:
+        """Whether a unit may follow that makes a grapheme cluster, or one character, with this."""
+        value, text = self._bytes[token_id], self._texts[token_id].rstrip(" ")
+        if value is not None:
+            return not chr(value).isascii()
+        if not text:
+            return bool(self._extended)
+        is_extended = script_of(text[-1]) in self._extended
+        takes_marks = text[-1].isalpha() and "COMBINING" in self._extended
+        return is_extended or takes_marks or self._holds_next(token_id)
 
     def check(self, ids: Sequence[int]) -> None:
         """Raises StreamStateError for an id outside the vocabulary."""
@@ -187,6 +210,19 @@ class UnitText:
                 first, last = index, text[-1]
             is_open = value is not None and bool(decoder.getstate()[0])
         return spans, decoder.getstate()[0]
+
+    def _holds_next(self, token_id: int) -> bool:
+        text = self._texts[token_id]
+        return bool(text) and is_leading(text[-1])
+
+    def _is_going_on(self, token_id: int) -> bool:
+        value, text = self._bytes[token_id], self._texts[token_id]
+        if value is not None:
+            return not chr(value).isascii() and value not in _CJK_LEAD_BYTES
+        if not text.strip(" "):
+            return not text and bool(self._extended)
+        keeps_space = self._spaced(f"x{text}").startswith("x ")
+        return is_trailing(text.lstrip(" ")[0]) and not keeps_space
 
     def _is_word_start(self, token_id: int) -> bool:
         value, text = self._bytes[token_id], self._texts[token_id]

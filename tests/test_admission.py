@@ -53,6 +53,13 @@ def test_a_stream_beyond_the_limit_is_refused_with_the_numbers() -> None:
     assert_all_is_free(engine)
 
 
+def test_a_language_of_any_length_is_refused_in_few_words() -> None:
+    parameters = {"language": "en" * 500_000}
+    result = ask_one(golden_engine(), "a", noise(1), flags="S", parameters=parameters)
+    error_of(result, "language='enen", "leave language out")
+    assert len(str(result.error)) < 500
+
+
 def test_a_dead_stream_makes_room_for_a_new_one() -> None:
     clock = ManualClock()
     engine = golden_engine(clock, max_streams=2, dead_after_s=60, stream_idle_timeout_s=90)

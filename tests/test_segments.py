@@ -18,14 +18,16 @@ from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.endpointing import EndpointRules
 from oasr_backend.engine import Engine
+from oasr_backend.scripts import extends_cluster, script_of
 from oasr_backend.segments import Heard, Segments
+from oasr_backend.tokenizer import UnitTokenizer
 from oasr_backend.types import Hypothesis
 from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import ask_one
 from tests.result_schema import check_document, joined_segments
 from tests.vocabularies import SYMBOLS, TOKENIZERS, vocabulary
 
-RULES = EndpointRules(silence_frames=5, start_silence_frames=20, most_frames=12)
+RULES = EndpointRules(silence_frames=5, start_silence_frames=20, most_frames=12, cluster_frames=15)
 EACH_KIND = pytest.mark.parametrize("kind", TOKENIZERS)
 
 
@@ -56,8 +58,68 @@ def test_segments_spell_the_text_whenever_one_looks(kind: str, data: st.DataObje
         known = sum(frame < num_frames for frame in whole.times)
         spelt = joined_segments(told(segments, whole, num_frames))
         assert spelt == tokenizer.decode(ids[:known])
-    final = told(Segments(RULES, tokenizer), whole, sum(gaps) + 10, is_final=True)
+    num_frames = max([*looks, sum(gaps) + 10])
+    last = told(segments, whole, num_frames)
+    final = told(Segments(RULES, tokenizer), whole, num_frames, is_final=True)
     assert joined_segments(final) == tokenizer.decode(ids)
+    assert [entry["text"] for entry in final] == [entry["text"] for entry in last]
+
+
+@pytest.mark.parametrize("kind", ["thai", "lao, khmer and burmese", "han and marked latin"])
+@given(data=st.data())
+def test_neither_silence_nor_length_parts_a_cluster(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    units = [u for u in range(tokenizer.vocab_size) if tokenizer.symbol_of(u) != "▁"]
+    ids = data.draw(st.lists(st.sampled_from(units), max_size=14))
+    gaps = data.draw(
+        st.lists(st.integers(1, RULES.cluster_frames), min_size=len(ids), max_size=len(ids))
+    )
+    entries = told(Segments(RULES, tokenizer), spoken(ids, gaps), sum(gaps) + 9, is_final=True)
+    said = ""
+    for text in filter(None, (entry["text"] for entry in entries)):
+        # A mark of another script than the letter before it is nobody's spelling.
+        if said and script_of(said[-1]) == script_of(text[0]):
+            assert not extends_cluster(text[0])
+        said += text
+
+
+def borders_of(
+    symbols: list[str], gaps: list[int], rules: EndpointRules, *, num_frames: int
+) -> list[tuple[str, str | None]]:
+    tokenizer = UnitTokenizer(["<blank>", "<unk>", *dict.fromkeys([*symbols, "▁ok"])])
+    known = tokenizer.pieces(range(tokenizer.vocab_size))
+    whole = spoken([known.index(symbol) for symbol in symbols], gaps)
+    entries = told(Segments(rules, tokenizer), whole, num_frames)
+    return [(entry["text"], entry["reason"]) for entry in entries]
+
+
+@pytest.mark.parametrize(
+    ("symbols", "texts"),
+    [
+        (["บ", "เ", "กมดี", "็ย", "รัส", "ฯ", "ส"], ["บ", "เกมดี็ย", "รัสฯ", "ส"]),
+        (["ក", "្", "ក", "ា", "ក"], ["ក្កា", "ក"]),
+        (["नम", "स", "▁ते", "े", "न"], ["नम", "स", "तेे", "न"]),
+        (["ｶ", "ﾞ", "ｶ"], ["ｶﾞ", "ｶ"]),
+        (["▁cafe", "\u0301", "▁ok"], ["cafe\u0301", "ok"]),
+        (["文", "（", "A", "）", "。", "文"], ["文", "（A", "）", "。", "文"]),
+        (["<0xE4>", "<0xBD>", "<0xA0>", "<0xE4>", "<0xBD>", "<0xA0>"], ["你", "你"]),
+        (["▁THE", "RE", "▁ok"], ["THE", "RE", "ok"]),
+    ],
+)
+def test_a_silence_is_no_border_inside_a_cluster(symbols: list[str], texts: list[str]) -> None:
+    gap = RULES.silence_frames + 1
+    rules = dataclasses.replace(RULES, most_frames=0)
+    found = borders_of(symbols, [gap] * len(symbols), rules, num_frames=gap * len(symbols) + 1)
+    assert [text for text, _reason in found] == texts
+
+
+def test_a_border_waits_for_a_cluster_that_may_go_on_but_not_longer_than_one_lasts() -> None:
+    at_once, held = 2 + RULES.silence_frames, 2 + RULES.cluster_frames
+    for symbols, frames in ((["▁THE"], at_once), (["ส", "ี"], held)):
+        gaps = [1] * len(symbols)
+        begin, text = len(symbols) - 1, "".join(symbols).strip("▁")
+        assert borders_of(symbols, gaps, RULES, num_frames=begin + frames - 1) == [(text, None)]
+        assert borders_of(symbols, gaps, RULES, num_frames=begin + frames) == [(text, "silence")]
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,29 @@ def test_hotwords_are_favoured_as_the_model_would_say_them(tokenizer: UnitTokeni
     assert (lower.held_S == upper.held_S).all()
 
 
+class CountedUnits(dict[str, int]):
+    """Units by their text, and how often one was looked for."""
+
+    num_looks = 0
+
+    def __contains__(self, text: object) -> bool:
+        self.num_looks += 1
+        return super().__contains__(text)
+
+
+@pytest.mark.parametrize("phrase", ["SECRET SERVICE ", "A", "\u2603"])
+def test_the_steps_of_spelling_grow_with_the_length_alone(phrase: str) -> None:
+    tokenizer = UnitTokenizer(["<blank>", "▁", *"ACEIRSTV", "▁SE", "CRET", "<unk>"])
+    counted = CountedUnits(tokenizer._spellings)
+    tokenizer._spellings = counted
+    looks = []
+    for repeats in (100, 200):
+        counted.num_looks = 0
+        tokenizer.encode("".join([phrase] * repeats))
+        looks.append(counted.num_looks)
+    assert 0 < looks[1] <= 2 * looks[0] + 100
+
+
 def test_a_phrase_of_nothing_that_can_be_said_is_not_spelt(tokenizer: UnitTokenizer) -> None:
     assert tokenizer.encode("\u200b") is None
     assert tokenizer.encode(" ") == []

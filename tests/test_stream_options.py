@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 
 import pytest
@@ -55,6 +56,58 @@ def test_a_bad_parameter_is_named_with_its_value_and_the_remedy(
         StreamOptions.from_parameters(parameters)
     for word in words:
         assert word in str(caught.value)
+
+
+BEAM: dict[str, ParameterValue] = {"decoder": "prefix_beam"}
+
+
+@pytest.mark.parametrize(
+    ("hotwords", "words"),
+    [
+        ("A " * 3_000_000, ["hotwords='A A", "6000000 characters", "65536", "send"]),
+        ("A" * 65_537, ["65537 characters", "65536"]),
+        ("NEW YORK|" + "B" * 201, ["'BBB", "201 characters", "200", "line feeds or '|'"]),
+    ],
+)
+def test_hotwords_too_long_are_refused_before_they_are_spelt(
+    hotwords: str, words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        StreamOptions.from_parameters({**BEAM, "hotwords": hotwords})
+    for word in words:
+        assert word in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_hotwords_as_long_as_they_may_be_are_taken() -> None:
+    phrases = tuple(f"{number:03} {'X' * 196}" for number in range(326))
+    options = StreamOptions.from_parameters({**BEAM, "hotwords": "|".join(phrases) + "|" * 11})
+    assert len(options.hotwords) == 65_536
+    assert options.phrases == phrases
+
+
+@pytest.mark.parametrize(
+    "name", [*(f.name for f in fields(StreamOptions)), "chunk_seq", "a" * 10**6]
+)
+def test_no_message_holds_all_of_a_long_value(name: str) -> None:
+    parameters: dict[str, ParameterValue] = {name: "long " * 200_000}
+    checks = (StreamOptions.from_parameters, chunk_seq, check_later_parameters)
+    messages = [message for check in checks if (message := refusal(check, parameters))]
+    assert messages
+    for message in messages:
+        assert "long long" in message
+        assert len(message) < 1000
+
+
+def refusal(
+    check: Callable[[Mapping[str, ParameterValue]], object],
+    parameters: Mapping[str, ParameterValue],
+) -> str:
+    try:
+        check(parameters)
+    except InvalidRequestError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "nan", "inf", 10**400])

@@ -9,7 +9,7 @@ import regex
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from oasr_backend.scripts import CJK
+from oasr_backend.scripts import CJK, CJK_LEADING, CJK_TRAILING
 from oasr_backend.tokenizer import UnitTokenizer
 from oasr_backend.unit_text import START, Word
 from tests.vocabularies import TOKENIZERS
@@ -47,6 +47,7 @@ BYTES = units(*(f"<0x{value:02X}>" for value in range(256)), "▁T", "A")
         (["▁T", *bytes_of(b"\xff\xff\xbd"), "A"], "T\ufffdA"),
         (["▁T", *bytes_of(b"\xe4"), "<unk>", *bytes_of(b"\xbd\xa0"), "A"], "T\ufffdA"),
         (["▁T", *bytes_of(b" \xc3\xa9"), "▁T"], "T é T"),
+        (["▁T", *bytes_of("e \u0301 \u0f7d".encode()), "▁T"], "Te\u0301\u0f7d T"),
     ],
 )
 def test_bytes_are_characters_once_complete_and_one_replacement_if_never(
@@ -72,6 +73,12 @@ def test_bytes_are_characters_once_complete_and_one_replacement_if_never(
         (["hello", "world"], "helloworld"),
         (["▁วัน", "นี้", "▁ok"], "วันนี้ ok"),
         (["▁วัน", "▁นี้"], "วัน นี้"),
+        (["▁wor", "ld", "▁、", "▁A"], "world、 A"),
+        (["▁A", "▁B", "▁。"], "A B。"),
+        (["文", "▁c", "d", "▁！", "▁", "？"], "文 cd！？"),
+        (["▁A", "▁「", "▁OK", "▁」", "▁B"], "A 「OK」 B"),
+        (["▁한", "국", "▁，", "▁어"], "한국， 어"),
+        (["▁A", "▁,", "▁B", "▁。"], "A , B。"),
     ],
 )
 def test_spaces_stand_where_the_script_has_them(symbols: list[str], text: str) -> None:
@@ -103,6 +110,8 @@ def test_control_units_are_left_out() -> None:
         (["今天", "「", "好", "」", "▁A"], ["今天", "「好」", "A"]),
         (["你", "▁", "，", "好"], ["你，", "好"]),
         (["你", "hello", "，", "world"], ["你", "hello，", "world"]),
+        (["▁wor", "ld", "▁、", "▁「", "▁A", "▁」"], ["world、", "「A」"]),
+        (["▁A", "▁,", "▁B", "▁。"], ["A", ",", "B。"]),
         (list("สวัสดี"), ["ส", "วั", "ส", "ดี"]),
         (["สวัสดี", "ครับ", "ๆ"], ["สวัสดี", "ครับๆ"]),
         (["เ", "ธ", "อ", "▁วัน"], ["เธ", "อ", "วัน"]),
@@ -158,6 +167,7 @@ def test_words_are_the_text_and_their_tokens_are_in_order(kind: str, data: st.Da
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=14))
     text, words = tokenizer.decode(ids), tokenizer.words(ids)
     assert not re.search(f"  |^ | $|\ufffd\ufffd|[{CJK}] [{CJK}]", text)
+    assert not re.search(f" [{CJK_TRAILING}]|[{CJK_LEADING}] ", text)
     assert "".join(word.text for word in words) == text.replace(" ", "")
     at, borders = 0, set()
     for word in words:

@@ -14,7 +14,7 @@ SYMBOLS: dict[str, list[str]] = {
     "a space unit": ["<space>", "a", "b", "\u3000", "c d", "你"],
     "byte fallback": [*dict.fromkeys(_BYTES), "▁THE", "A", "你", "好", "ก", "▁"],
     "han and marked latin": ["你", "好", "，", "「", "」", "今天", "▁OK", "GO", "▁", "ー", "ｶ", "ﾞ"],
-    "marked han": ["▁贺", "▁生", "▁，", "▁OK", "，", "▁", "日"],
+    "marked han": ["▁贺", "▁生", "▁，", "▁OK", "，", "▁", "日", "▁「"],
     "han and latin words": ["你", "好", "，", "hello", "world", "U", "S", ".", "「", "x-ray"],
     "thai": [*dict.fromkeys("สวัสดีครับเไทย"), "▁วัน", "นี้", "▁", "▁ok", "ฯ", "๑"],
     "lao, khmer and burmese": [*dict.fromkeys("ສະບາຍດີເខ្ញុំស្តីမင်္ဂလာပါ။"), "▁ok", "ok"],

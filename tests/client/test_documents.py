@@ -118,6 +118,10 @@ def test_a_segment_that_goes_on_with_a_word_shares_its_cue(
         ("สวัส", "ดี", "สวัสดี"),
         ("한국", "어", "한국 어"),
         ("", "好", "好"),
+        ("OK", "。好", "OK。好"),
+        ("好「", "OK」", "好「OK」"),
+        ("OK", "「好」", "OK 「好」"),
+        ("OK", ", A", "OK , A"),
     ],
 )
 def test_parts_of_a_transcript_are_joined_as_their_script_is_written(
