@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,7 +83,7 @@ class Downmix:
         samples_NC, self._held_NC = self._held_NC[:end], self._held_NC[end:]
         mixed_N: Mono = samples_NC.mean(axis=1, dtype=np.float32)
         borders = [_border(self._choices[i : i + 2 * _REACH]) for i in range(num_frames + 1)]
-        for index, ends in enumerate(zip(borders, borders[1:], strict=False)):
+        for index, ends in enumerate(itertools.pairwise(borders)):
             if ends != (MEAN, MEAN):
                 span = slice(index * self._frame, (index + 1) * self._frame)
                 mixed_N[span] = self._faded(samples_NC[span], *ends)

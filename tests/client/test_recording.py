@@ -223,6 +223,21 @@ def test_a_wav_that_denies_its_samples_is_read_to_its_end(
     assert warnings == (denies if data_size == 0 else [])
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT", "ULAW"])
+def test_a_wav_that_says_more_than_it_holds_is_told(tmp_path: Path, subtype: str) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, noise(100_000), RATE_HZ, subtype=subtype)
+    content = path.read_bytes()
+    assert read(path)[1] == []
+    num_cut = 60_000
+    path.write_bytes(content[:-num_cut])
+    heard, warnings = read(path)
+    assert 0 < heard.size < 100_000
+    assert warnings == [
+        "its header says 60000 bytes more than the file has; check that the copy is complete"
+    ]
+
+
 def test_an_empty_wav_with_notes_behind_its_data_is_empty(tmp_path: Path) -> None:
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(0), RATE_HZ)
