@@ -15,8 +15,6 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oasr_client.naming import check_options, check_sequence_id
-from oasr_client.naming import random_id as random_id
 from oasr_client.errors import (
     ClientError,
     OverloadedError,
@@ -26,6 +24,7 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
+from oasr_client.naming import check_options, check_sequence_id, random_id
 from oasr_client.part import Part
 from oasr_client.parts import Parts
 from oasr_client.retry import RetryPolicy as RetryPolicy
