@@ -274,3 +274,16 @@ def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     np.testing.assert_array_equal(heard, expected)
     with Recording(path) as recording:
         assert recording.num_samples is None
+
+
+def test_excerpts_of_one_file_have_names_of_their_own() -> None:
+    path = Path("a.wav")
+    excerpts = [Excerpt(path, 0.0, 1.0), Excerpt(path, 0.0, 2.0), Excerpt(path)]
+    excerpts += [Excerpt(path, 1000.001, 1.0), Excerpt(path, 1000.002, 0.999)]
+    assert [str(source) for source in excerpts] == [
+        "a.wav from 0 s to 1 s",
+        "a.wav from 0 s to 2 s",
+        "a.wav from 0 s",
+        "a.wav from 1000.001 s to 1001.001 s",
+        "a.wav from 1000.002 s to 1001.001 s",
+    ]
