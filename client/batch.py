@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from oasr_client.audio import rechunked, seconds
-from oasr_client.errors import ClientError, StreamEndedError
+from oasr_client.errors import (
+    ClientError,
+    DeadlineError,
+    OverloadedError,
+    ServerUnavailableError,
+    StreamEndedError,
+    StreamLostError,
+)
 from oasr_client.microphone import microphone_chunks
 from oasr_client.recording import Recording
 from oasr_client.report import Heard, Report
@@ -19,6 +27,8 @@ from oasr_client.threads import in_thread, iterated
 from oasr_client.transcribe import Pace, transcribe, transcribe_live
 
 MICROPHONE_NAME = "microphone"
+#: What ends a stream whose audio is right.
+_CUTS = (StreamLostError, ServerUnavailableError, OverloadedError, DeadlineError)
 
 
 @dataclass(frozen=True)
@@ -41,47 +51,63 @@ async def transcribe_files(
 
     async def one(source: AudioSource) -> None:
         async with free:
-            try:
-                texts[source] = await _transcribe_file(client, source, batch=batch, report=report)
-            except ClientError as error:
-                report.failed(source, error)
+            text = await _transcribe_file(client, source, batch=batch, report=report)
+        if text is not None:
+            texts[source] = text
 
-    # Cancelled, plain gather would end with the first task, and the client close before the
-    # others have sent END.
-    endings = await asyncio.gather(*map(one, batch.sources), return_exceptions=True)
-    for ending in endings:
-        if ending is not None:
-            raise ending
+    await _all_or_none(one(source) for source in batch.sources)
     return texts
+
+
+async def _all_or_none(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Until all are done. One that raises cancels the others, which are awaited first."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        # Before the client is closed, they have to send END.
+        endings = await asyncio.gather(*tasks, return_exceptions=True)
+    for ending in endings:
+        if ending is not None and not isinstance(ending, asyncio.CancelledError):
+            raise ending
 
 
 async def _transcribe_file(
     client: AsyncStreamingClient, source: AudioSource, *, batch: Batch, report: Report
-) -> str:
-    num_heard = 0
-    with await in_thread(lambda: batch.opened(source)) as recording:
+) -> str | None:
+    """Its text, or None where it failed."""
+    last: Heard | None = None
+    try:
+        with await in_thread(lambda: batch.opened(source)) as recording:
 
-        def on_update(update: StreamUpdate, num_samples: int) -> None:
-            nonlocal num_heard
-            num_heard = num_samples
-            report.heard(Heard(source, update, num_samples, recording.num_samples))
+            def on_update(update: StreamUpdate, num_samples: int) -> None:
+                nonlocal last
+                last = Heard(source, update, num_samples, recording.num_samples)
+                report.heard(last)
 
-        chunks = iterated(rechunked(recording.blocks(), batch.pace.chunk_ms))
-        try:
-            final = await transcribe(client, chunks, pace=batch.pace, on_update=on_update)
-        except StreamEndedError as error:
-            raise _with_length(error, recording.num_samples) from error
-    if not num_heard:
+            chunks = iterated(rechunked(recording.blocks(), batch.pace.chunk_ms))
+            try:
+                final = await transcribe(client, chunks, pace=batch.pace, on_update=on_update)
+            except _CUTS as error:
+                if last is None and not isinstance(error, StreamEndedError):
+                    raise
+                raise _with_length(error, recording.num_samples) from error
+    except ClientError as error:
+        report.failed(source, error, last)
+        return None
+    if last is None or not last.num_samples:
         report.warned(source, "holds no samples; check that the recording is complete")
     for words in recording.warnings:
         report.warned(source, words)
     return final.text
 
 
-def _with_length(error: StreamEndedError, num_samples: int | None) -> StreamEndedError:
+def _with_length(error: ClientError, num_samples: int | None) -> ClientError:
     """The error with what its stream could not know: how much there was to hear."""
     length = "an unknown length" if num_samples is None else f"{seconds(num_samples):.2f} s"
-    return StreamEndedError(f"of {length} in all, {error}")
+    return type(error)(f"of {length} in all, {error}")
 
 
 async def transcribe_microphone(
@@ -89,16 +115,18 @@ async def transcribe_microphone(
 ) -> str | None:
     """Until Ctrl-C, which ends the stream properly (a second one cancels); None if it failed."""
     stop = asyncio.Event()
+    last: Heard | None = None
+
+    def on_update(update: StreamUpdate, num_samples: int) -> None:
+        nonlocal last
+        last = Heard(MICROPHONE_NAME, update, num_samples, None)
+        report.heard(last)
+
     try:
         with stopping_on_interrupt(stop):
-            final = await transcribe_live(
-                client,
-                microphone_chunks(pace.chunk_ms, stop),
-                on_update=lambda update, num: report.heard(
-                    Heard(MICROPHONE_NAME, update, num, None)
-                ),
-            )
+            chunks = microphone_chunks(pace.chunk_ms, stop)
+            final = await transcribe_live(client, chunks, on_update=on_update)
     except ClientError as error:
-        report.failed(MICROPHONE_NAME, error)
+        report.failed(MICROPHONE_NAME, error, last)
         return None
     return final.text

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from oasr_client.errors import ClientError
 from oasr_client.interrupt import quit_on_interrupt
 from oasr_client.manifest import Reference, load_manifest
 from oasr_client.options import parse_options
+from oasr_client.output import OutputError, standard_output, tell
 from oasr_client.recording import Recording
 from oasr_client.report import JsonReport, LiveReport, Report
 from oasr_client.retry import RetryPolicy
@@ -132,20 +132,20 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
         "retry": RetryPolicy(replay_limit_s=30.0 if microphone else math.inf),
     }
     _check_settings(settings)
-    plan = Plan(
-        settings=settings,
-        batch=Batch(sources, _opener(raw, raw_rate), _pace(chunk_ms, realtime), parallel),
-        references=references,
-        report=_report(
+    batch = Batch(sources, _opener(raw, raw_rate), _pace(chunk_ms, realtime), parallel)
+    try:
+        report = _report(
             form.value,
             as_json=as_json,
             partials=not no_partials,
             output_dir=output_dir,
             with_names=len(sources) > 1,
-        ),
-        use_microphone=microphone,
-    )
-    raise typer.Exit(_run(plan))
+        )
+        status = _run(Plan(settings, batch, references, report, use_microphone=microphone))
+    except OutputError as error:
+        tell(str(error))
+        status = 1
+    raise typer.Exit(status)
 
 
 def _run(plan: Plan) -> int:
@@ -154,7 +154,7 @@ def _run(plan: Plan) -> int:
         # The event loop has taken its own handler along.
         quit_on_interrupt()
     if status > SIGNALLED:
-        sys.stderr.write("oasr-client: cancelled\n")
+        tell("cancelled")
     return status
 
 
@@ -165,20 +165,23 @@ async def _run_async(plan: Plan) -> int:
             return int(text is None)
         texts = await transcribe_files(client, plan.batch, plan.report)
     if plan.references:
-        plan.report.scored(word_errors(plan.references, texts))
+        errors = word_errors(plan.references, texts)
+        if errors.num_files:
+            plan.report.scored(errors)
     return int(len(texts) < len(set(plan.batch.sources)))
 
 
 def _report(
     form: str, *, as_json: bool, partials: bool, output_dir: Path | None, with_names: bool
 ) -> Report:
+    out = standard_output()
     if as_json:
-        return JsonReport(sys.stdout, partials=partials, with_result=form == "json")
+        return JsonReport(out, partials=partials, with_result=form == "json")
     if output_dir is not None:
         _make_directory(output_dir)
-    if partials and sys.stdout.isatty():
+    if partials and out.isatty():
         return LiveReport(Console(), form=form, output_dir=output_dir, with_names=with_names)
-    return Report(sys.stdout, form=form, output_dir=output_dir, with_names=with_names)
+    return Report(out, form=form, output_dir=output_dir, with_names=with_names)
 
 
 def _make_directory(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +46,19 @@ RULES = (
 _SENT = {"sample_rate": 16000, "encoding": "pcm", "channels": 1}
 
 
+#: What each of these options turns off by its value, as far as it is sent: what the server has by
+#: default, the client cannot know.
+_TURNED_OFF = (
+    ("decoder", "greedy", ("beam_size", "hotword_boost")),
+    ("hotwords", "", ("hotword_boost",)),
+    (
+        "endpoint",
+        False,
+        ("endpoint_silence_s", "endpoint_silence_start_s", "endpoint_max_s"),
+    ),
+)
+
+
 def check_effects(given: Iterable[str], values: Values, names: Mapping[str, str]) -> None:
     """Raises ClientError for the first of the options `given` that `values` leave idle.
 
@@ -57,7 +71,11 @@ def check_effects(given: Iterable[str], values: Values, names: Mapping[str, str]
 
 
 def check_request_options(options: Mapping[str, Any], *, form: str) -> None:
-    """Raises ClientError for an option whose answer is not shown, or that would be untrue."""
+    """Raises ClientError for an option without effect, or that would be untrue.
+
+    It has none where its answer is not shown, or where another one turns off what it is about.
+    """
+    _check_turned_off(options)
     for name, value in options.items():
         if name in _SENT and value != _SENT[name]:
             raise ClientError(
@@ -70,6 +88,16 @@ def check_request_options(options: Mapping[str, Any], *, form: str) -> None:
                 f"--option {name} has no effect with --format {form}; leave it out, or add "
                 f"--format {' or '.join(forms)}"
             )
+
+
+def _check_turned_off(options: Mapping[str, Any]) -> None:
+    for name, value, idle in _TURNED_OFF:
+        if name in options and options[name] == value:
+            for option in sorted(set(idle) & set(options)):
+                shown = json.dumps(value).strip('"')
+                raise ClientError(
+                    f"--option {option} has no effect with {name}={shown}; leave it out"
+                )
 
 
 def _forms_with(option: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,12 @@ def load_manifest(path: Path) -> list[Reference]:
     try:
         content = path.read_text(encoding="utf-8-sig")
         entries = _entries(content)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ClientError(
             f"{path}: not a manifest ({error}); write a JSON list or JSON lines"
         ) from error
+    if not entries:
+        raise ClientError(f"manifest {path} holds no entries; name the audio that is to be scored")
     return [_reference(path, number, entry) for number, entry in enumerate(entries, 1)]
 
 
@@ -44,7 +46,16 @@ def _entries(content: str) -> list[Any]:
         loaded = json.loads(content)
         return list(loaded)
     # Line feeds only: JSON strings may hold the other characters that end a line.
-    return [json.loads(line) for line in content.split("\n") if line.strip()]
+    lines = enumerate(content.split("\n"), 1)
+    return [_line(number, line) for number, line in lines if line.strip()]
+
+
+def _line(number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        # Its own number counts from the line that it was given.
+        raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
 
 def _reference(manifest: Path, number: int, entry: Any) -> Reference:
@@ -71,6 +82,7 @@ def _seconds(fields: Mapping[str, Any], name: str, *, where: str) -> float | Non
     if value is None:
         return None
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
+    # An integer may be beyond every float.
+    if not is_number or not 0 <= value <= sys.float_info.max:
         raise ClientError(f"{where}: its {name} is {value!r}; give seconds, 0 or more")
     return float(value)

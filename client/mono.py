@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import soxr
+from oasr_client.downmix import Channels as Channels
+from oasr_client.downmix import Downmix
+from oasr_client.downmix import Mono as Mono
 from oasr_client.errors import InvalidAudioError
 
 SAMPLE_RATE_HZ = 16000
 #: Below, speech is not intelligible and resampling multiplies a file's size; above, no recorder.
 MIN_FILE_RATE_HZ = 4000
 MAX_FILE_RATE_HZ = 384000
-#: Of the channels' power in their mean, -20 dB. N channels of unlike sounds leave 1 / N there.
-MIN_MEAN_POWER = 0.01
-
-Mono = npt.NDArray[np.float32]
-Channels = npt.NDArray[np.float32]
-
-
-class Downmix:
-    """The mean of the channels; in a block where they cancel each other, one that is loud."""
-
-    def __init__(self) -> None:
-        self.has_cancelled = False
-
-    def mix(self, samples_NC: Channels) -> Mono:
-        mean_N: Mono = samples_NC.mean(axis=1, dtype=np.float32)
-        if samples_NC.shape[1] == 1 or not samples_NC.size:
-            return mean_N
-        power_C = np.square(samples_NC).mean(axis=0, dtype=np.float64)
-        # Negated, so that samples which are no numbers stay in the mean and are refused by name.
-        if not np.square(mean_N).mean(dtype=np.float64) < MIN_MEAN_POWER * power_C.mean():
-            return mean_N
-        self.has_cancelled = True
-        # Not the loudest: of two that are alike, blocks would take now one, now the other.
-        return samples_NC[:, int(np.argmax(power_C >= power_C.max() / 2))]
 
 
 class Converter:
     """Blocks of floats in [-1, 1] to mono at 16 kHz with soxr's HQ filter.
 
-    The output doesn't depend on the blocks' borders where no channels cancel. Raises
-    InvalidAudioError for a rate outside 4..384 kHz.
+    The output doesn't depend on the blocks' borders. Raises InvalidAudioError for a rate outside
+    4..384 kHz.
     """
 
     def __init__(self, sample_rate_hz: int) -> None:
         check_rate(sample_rate_hz)
-        self._downmix = Downmix()
+        self._downmix = Downmix(sample_rate_hz)
         self._soxr = None
         if sample_rate_hz != SAMPLE_RATE_HZ:
             self._soxr = soxr.ResampleStream(
@@ -55,7 +33,7 @@ class Converter:
 
     @property
     def has_cancelled(self) -> bool:
-        """Whether channels cancelled each other in a block."""
+        """Whether channels cancelled each other somewhere."""
         return self._downmix.has_cancelled
 
     def convert(self, samples_NC: Channels) -> Mono:
@@ -64,7 +42,7 @@ class Converter:
 
     def finish(self) -> Mono:
         """The rest."""
-        return self._resampled(np.empty(0, np.float32), is_last=True)
+        return self._resampled(self._downmix.finish(), is_last=True)
 
     def _resampled(self, mono_N: Mono, *, is_last: bool) -> Mono:
         if self._soxr is None:

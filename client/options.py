@@ -27,6 +27,6 @@ def parse_options(pairs: Iterable[str]) -> dict[str, OptionValue]:
 def _typed(value: str) -> OptionValue:
     try:
         parsed = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
     return parsed if isinstance(parsed, (bool, int, float, str)) else value

@@ -1,19 +1,61 @@
-"""What is written never ends in an encoding's fault."""
+"""What is written never ends in a traceback: of an encoding, of a full disk, of a closed pipe."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
+import json
+import os
 import re
-from typing import TextIO
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+#: What ends a line somewhere.
+_LINE_BREAK = re.compile("[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")
+#: Bytes of a file's name that are no UTF-8, as Python has them, and other halves of characters.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class OutputError(Exception):
+    """Nothing more can be written to stdout."""
+
+
+def standard_output() -> TextIO:
+    """Raises OutputError where it is closed."""
+    if sys.stdout is None:
+        raise OutputError("stdout is closed; redirect it into a file, or to /dev/null")
+    return sys.stdout
+
+
+@contextlib.contextmanager
+def output_told() -> Iterator[None]:
+    """Raises OutputError for a fault of stdout, which is then written to no more."""
+    try:
+        yield
+    except OSError as error:
+        # Python flushes what is left when it ends, and would fail again.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputError(
+            f"stdout cannot be written ({error.strerror}); free space there, or keep its reader"
+        ) from error
+
+
+def tell(words: str) -> None:
+    """A line on stderr, if anyone can have it."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(f"oasr-client: {without_line_breaks(words)}\n")
+        sys.stderr.flush()
 
 
 def without_faults(out: TextIO, *, is_document: bool) -> TextIO:
     """`out`, taking any text and any file name.
 
-    A document (JSON, captions) is UTF-8 whatever the locale, and a byte of a name that is none
-    becomes JSON's own escape of it. Plain text keeps the locale's encoding: names come out byte for
-    byte where that is UTF-8, and what another one lacks becomes an escape.
+    A document (JSON, captions) is UTF-8 whatever the locale. Plain text keeps the locale's
+    encoding: names come out byte for byte where that is UTF-8, and what another one lacks becomes
+    an escape.
     """
     if not isinstance(out, io.TextIOWrapper):
         return out
@@ -25,6 +67,18 @@ def without_faults(out: TextIO, *, is_document: bool) -> TextIO:
     return out
 
 
-def without_line_breaks(name: str) -> str:
-    """A name that may stand in a line of its own."""
-    return re.sub(r"[\r\n]", lambda found: {"\r": r"\r", "\n": r"\n"}[found[0]], name)
+def json_line(fields: Mapping[str, Any]) -> str:
+    r"""One line that every reader takes: a name's byte that is no UTF-8 is the text \xff."""
+    return _SURROGATE.sub(_escaped, json.dumps(fields, ensure_ascii=False)) + "\n"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    is_byte = 0xDC80 <= code <= 0xDCFF
+    # The backslash is escaped for JSON.
+    return rf"\\x{code - 0xDC00:02x}" if is_byte else rf"\\u{code:04x}"
+
+
+def without_line_breaks(text: str) -> str:
+    """What may stand in a line of its own."""
+    return _LINE_BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

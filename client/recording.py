@@ -13,7 +13,7 @@ from typing import Any
 import soundfile
 from oasr_client.errors import InvalidAudioError
 from oasr_client.mono import SAMPLE_RATE_HZ, Channels, Converter, Mono, check_rate
-from oasr_client.riff import open_endless_wav
+from oasr_client.riff import missing_bytes, open_endless_wav
 from oasr_client.sources import AudioSource, Excerpt, RawFormat
 
 BLOCK_S = 1.0
@@ -96,6 +96,12 @@ class Recording:
         file = self._open_files.enter_context(_Sequential(name))
         # Before the samples: a header that lies about the rate must not cost memory.
         check_rate(file.samplerate)
+        num_missing = missing_bytes(name)
+        if num_missing:
+            self.warnings.append(
+                f"its header says {num_missing} bytes more than the file has; check that the copy "
+                "is complete"
+            )
         return file if file.frames else self._beyond_header(name, file)
 
     def _beyond_header(self, name: bytes, file: Any) -> Any:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from oasr_client.audio import seconds
 from oasr_client.errors import ClientError
-from oasr_client.output import without_faults, without_line_breaks
+from oasr_client.output import (
+    json_line,
+    output_told,
+    standard_output,
+    tell,
+    without_faults,
+    without_line_breaks,
+)
 from oasr_client.session import StreamUpdate
 from oasr_client.sources import AudioSource, Excerpt
 from oasr_client.subtitles import srt, vtt
@@ -62,18 +67,23 @@ class Report:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._out.flush()
+        """Everything is flushed as it is written."""
 
     def heard(self, event: Heard) -> None:
         if event.update.is_final:
             self._finish(event)
 
-    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+    def failed(
+        self, source: AudioSource | str, error: ClientError, heard: Heard | None = None
+    ) -> None:
+        """`heard` is the last answer, if there was one: what it says is no final text."""
         where = "" if str(error).startswith(str(source)) else f"{source}: "
-        sys.stderr.write(f"oasr-client: {where}{error}\n")
+        tell(f"{where}{error}")
+        if heard is not None and heard.update.text and not heard.update.is_final:
+            tell(f"{source}: heard until then: {heard.update.text}")
 
     def warned(self, source: AudioSource | str, words: str) -> None:
-        sys.stderr.write(f"oasr-client: {source}: {words}\n")
+        tell(f"{source}: {words}")
 
     def scored(self, errors: WordErrors) -> None:
         self._write(
@@ -92,8 +102,9 @@ class Report:
             self._write(document)
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+        with output_told():
+            self._out.write(text)
+            self._out.flush()
 
 
 class JsonReport(Report):
@@ -118,9 +129,14 @@ class JsonReport(Report):
             line["result"] = event.update.result
         self._line(line)
 
-    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+    def failed(
+        self, source: AudioSource | str, error: ClientError, heard: Heard | None = None
+    ) -> None:
         super().failed(source, error)
-        self._line({**_identity(source), "error": str(error), "kind": type(error).__name__})
+        line = {**_identity(source), "error": str(error), "kind": type(error).__name__}
+        if heard is not None:
+            line["partial_text"] = heard.update.text
+        self._line(line)
 
     def scored(self, errors: WordErrors) -> None:
         self._line(
@@ -133,7 +149,7 @@ class JsonReport(Report):
         )
 
     def _line(self, fields: dict[str, Any]) -> None:
-        self._write(_json(fields))
+        self._write(json_line(fields))
 
 
 class LiveReport(Report):
@@ -142,7 +158,7 @@ class LiveReport(Report):
     def __init__(
         self, console: Console, *, form: str, output_dir: Path | None, with_names: bool
     ) -> None:
-        super().__init__(sys.stdout, form=form, output_dir=output_dir, with_names=with_names)
+        super().__init__(standard_output(), form=form, output_dir=output_dir, with_names=with_names)
         self._console = console
         self._tasks: dict[str, TaskID] = {}
         self._progress = Progress(
@@ -162,7 +178,7 @@ class LiveReport(Report):
 
     def heard(self, event: Heard) -> None:
         if event.name not in self._tasks:
-            name = Path(event.name).name
+            name = without_line_breaks(Path(event.name).name)
             self._tasks[event.name] = self._progress.add_task(
                 name, total=event.total_samples, tail=""
             )
@@ -173,9 +189,11 @@ class LiveReport(Report):
             self._close(event.name)
         super().heard(event)
 
-    def failed(self, source: AudioSource | str, error: ClientError) -> None:
+    def failed(
+        self, source: AudioSource | str, error: ClientError, heard: Heard | None = None
+    ) -> None:
         self._close(str(source))
-        super().failed(source, error)
+        super().failed(source, error, heard)
 
     def _close(self, name: str) -> None:
         if name in self._tasks:
@@ -185,7 +203,8 @@ class LiveReport(Report):
         return max(10, self._console.width - len(Path(event.name).name) - 26)
 
     def _write(self, text: str) -> None:
-        self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+        with output_told():
+            self._console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
 
 
 class _LongBar(BarColumn):
@@ -194,10 +213,6 @@ class _LongBar(BarColumn):
     def render(self, task: Task) -> Any:
         is_long = task.total is not None and seconds(int(task.total)) >= LONG_RECORDING_S
         return super().render(task) if is_long else Text("")
-
-
-def _json(fields: Mapping[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False) + "\n"
 
 
 def _identity(source: AudioSource | str) -> dict[str, Any]:
@@ -222,9 +237,7 @@ def render(event: Heard, form: str) -> str:
     result.setdefault("audio_s", seconds(event.num_samples))
     forms: dict[str, Callable[[], str]] = {
         "txt": lambda: update.text + "\n",
-        "json": lambda: (
-            json.dumps({**_identity(event.source), **result}, ensure_ascii=False) + "\n"
-        ),
+        "json": lambda: json_line({**_identity(event.source), **result}),
         "srt": lambda: srt(result),
         "vtt": lambda: vtt(result),
     }

@@ -1,4 +1,7 @@
-"""WAV files whose header says 0 samples, as recorders leave them that cannot go back to it."""
+"""WAV files whose header says another number of samples than there are.
+
+Recorders that cannot go back to it leave 0 there; copies that were cut off have fewer.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ _RIFF = struct.Struct("<4sI4s")
 _CHUNK = struct.Struct("<4sI")
 #: libsndfile takes this size for "up to the end of the file".
 _TO_THE_END = b"\xff\xff\xff\xff"
+#: Programs that write into a pipe give such sizes for an unknown one.
+_LEAST_UNKNOWN = 0x7FFFF000
 
 
 class OpenEndedWav(io.FileIO):
@@ -39,8 +44,24 @@ def open_endless_wav(path: str | bytes) -> OpenEndedWav | None:
     return OpenEndedWav(path, position + 4)
 
 
+def missing_bytes(path: str | bytes) -> int:
+    """What a WAV's header says of samples beyond the end of the file; 0 for other files."""
+    with open(path, "rb") as file:
+        position, size = _data_chunk(file) or (0, 0)
+        end = file.seek(0, io.SEEK_END)
+    if size >= _LEAST_UNKNOWN:
+        return 0
+    return max(0, position + _CHUNK.size + size - end)
+
+
 def _empty_data_chunk(file: BinaryIO) -> int | None:
     """Where a data chunk of size 0 begins."""
+    position, size = _data_chunk(file) or (0, 1)
+    return None if size else position
+
+
+def _data_chunk(file: BinaryIO) -> tuple[int, int] | None:
+    """Where it begins, and the size that it says."""
     head = file.read(_RIFF.size)
     if len(head) < _RIFF.size or (head[:4], head[8:]) != (b"RIFF", b"WAVE"):
         return None
@@ -48,7 +69,7 @@ def _empty_data_chunk(file: BinaryIO) -> int | None:
     while (chunk := _chunk_at(file, position)) is not None:
         name, size = chunk
         if name == b"data":
-            return None if size else position
+            return position, size
         position = _next(position, size)
     return None
 

@@ -10,7 +10,6 @@ The next part begins with the first sample that the server has not decoded.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
+from oasr_client.naming import check_options, check_sequence_id, random_id
 from oasr_client.part import Part
 from oasr_client.parts import Parts
 from oasr_client.retry import RetryPolicy as RetryPolicy
@@ -34,7 +34,6 @@ from oasr_client.whole import whole
 from oasr_client.wire import ChunkRequest, OptionValue, Reply, SequenceId, to_wire, wire_dtype
 
 SAMPLE_RATE_HZ = 16000
-MAX_SEQUENCE_ID = 2**63 - 1
 REPLAY_PIECE_S = 10.0
 
 
@@ -96,6 +95,8 @@ class Session:
         self._audio = SentAudio(wire_dtype(dtype))
         self._parts = Parts()
         self._part = Part.starting(0, SAMPLE_RATE_HZ)
+        # How far the last update goes.
+        self._num_told = 0
         self._num_starts_failed = 0
         self._num_restarts = 0
         self._is_started = False
@@ -150,6 +151,7 @@ class Session:
                 update = self._accept(outcome, request, time.perf_counter() - sent_s)
                 if self._part.next == self._audio.end:
                     self._num_restarts = 0
+                    self._num_told = self._part.decoded
                     return update
             elif isinstance(outcome, ClientError):
                 yield Pause(self._recover(outcome, request, first))
@@ -211,15 +213,18 @@ class Session:
             self._begin_part()
         elif is_end or self._policy.max_restarts:
             self._closed_because = StreamEndedError.__name__
-            unheard = self._unheard() if is_told else "it does not say how much it had decoded"
+            unheard = (
+                self._unheard(part.decoded)
+                if is_told
+                else "it does not say how much it had decoded"
+            )
             raise StreamEndedError(
                 f"the server ended the stream at its longest length: {unheard}; send shorter "
                 "streams, allow restarts with RetryPolicy, or raise the server's max_blocks_per_seq"
             )
 
-    def _unheard(self) -> str:
-        part = self._part
-        from_s, sent_s = (count / part.rate_hz for count in (part.decoded, self._audio.end))
+    def _unheard(self, begin: int) -> str:
+        from_s, sent_s = (count / self._part.rate_hz for count in (begin, self._audio.end))
         return f"{sent_s - from_s:.2f} s of the audio sent, from {from_s:.2f} s on, were not heard"
 
     def _begin_part(self) -> None:
@@ -237,9 +242,11 @@ class Session:
             self._restart(error)
             return 0.0
         self._note_failure(error, first)
-        is_cut = isinstance(error, StreamEndedError) or len(self._parts) > 0
+        # A part that was begun anew may have told less than the one before it.
+        num_heard = max(self._num_told, self._part.decoded)
+        is_cut = isinstance(error, StreamEndedError) or num_heard > 0
         if is_cut and not isinstance(error, RequestRejectedError):
-            raise type(error)(f"{self._unheard()}: {error}") from error
+            raise type(error)(f"{self._unheard(num_heard)}: {error}") from error
         raise error
 
     def _may_start_again(self, error: ClientError) -> bool:
@@ -275,28 +282,3 @@ class Session:
         self._closed_because = type(error).__name__
         # Triton itself keeps a slot even for a START that the model refused, until END or idleness.
         self._may_be_held = not isinstance(error, ServerUnavailableError)
-
-
-def check_sequence_id(sequence_id: SequenceId) -> None:
-    if isinstance(sequence_id, str):
-        is_good = bool(sequence_id)
-    else:
-        is_good = not isinstance(sequence_id, bool) and 0 < sequence_id <= MAX_SEQUENCE_ID
-    if not is_good:
-        raise StreamStateError(
-            f"sequence_id {sequence_id!r} cannot name a stream; "
-            f"use 1..{MAX_SEQUENCE_ID} or a non-empty string"
-        )
-
-
-def check_options(options: Mapping[str, OptionValue]) -> None:
-    for name, value in options.items():
-        if not isinstance(value, (bool, int, float, str)):
-            raise RequestRejectedError(
-                f"option {name} is {type(value).__name__}; use a bool, int, float or string"
-            )
-
-
-def random_id() -> int:
-    """A positive 63-bit id: gRPC carries Triton's ids as signed 64-bit integers."""
-    return secrets.randbelow(MAX_SEQUENCE_ID) + 1

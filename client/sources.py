@@ -17,7 +17,10 @@ class Excerpt:
     duration_s: float | None = None
 
     def __str__(self) -> str:
-        return f"{self.path} from {self.offset_s:g} s" if self.offset_s else str(self.path)
+        begin = f"{self.path} from {self.offset_s:.10g} s"
+        if self.duration_s is None:
+            return begin
+        return f"{begin} to {self.offset_s + self.duration_s:.10g} s"
 
     @property
     def stem(self) -> str:

@@ -103,7 +103,7 @@ def parse_reply(response: Any) -> Reply:
 def _document(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
         raise ClientError(f"RESULT is not a JSON object: {text[:80]!r}; is this the right model?")

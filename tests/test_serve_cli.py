@@ -145,6 +145,24 @@ def test_a_skipped_check_does_not_stop_the_start(tmp_path: Path) -> None:
     assert result.exit_code == 0
 
 
+def test_an_unknown_check_is_refused_with_the_known_ones() -> None:
+    arguments, _ = _arguments("--check-only", "--skip-check", "shm", "--skip-check", "nothing")
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "500"})
+    assert result.exit_code == 2
+    assert "there is no check 'nothing'; name one of numpy, torch, " in result.stderr
+    assert "checkpoint, shm, load" in result.stderr
+
+
+def test_a_file_as_checkpoint_is_told_with_its_folder() -> None:
+    arguments, _ = _arguments("--checkpoint", str(GOLDEN / "final.pt"), "--check-only")
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"checkpoint: the checkpoint {GOLDEN / 'final.pt'} is a file, not a folder; "
+        f"give its folder {GOLDEN} by --checkpoint\n"
+    )
+
+
 def test_a_wrong_setting_is_one_line_with_status_2() -> None:
     arguments, _ = _arguments("--set", "[max_streams]")
     result = CliRunner().invoke(app, arguments)

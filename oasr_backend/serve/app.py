@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from oasr_backend.errors import OasrError
-from oasr_backend.serve.checks import Problem, find_problems
+from oasr_backend.serve.checks import CHECK_NAMES, Problem, find_problems
 from oasr_backend.serve.command import (
     ServerSettings,
     build_command,
@@ -121,7 +121,7 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
             instance_cores=None if instance_cores is None else parse_instance_cores(instance_cores),
         )
         install = find_triton()
-        skipped = set(skip_check or ())
+        skipped = _known_checks(skip_check or ())
         _exit_on_problems(find_problems(install, settings), skipped)
         if check_only:
             if "load" not in skipped:
@@ -138,6 +138,15 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     except OasrError as error:
         _stderr.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(EXIT_PROBLEMS if isinstance(error, ValueError) else EXIT_FAILED) from error
+
+
+def _known_checks(names: Iterable[str]) -> set[str]:
+    unknown = sorted(set(names) - set(CHECK_NAMES))
+    if unknown:
+        raise typer.BadParameter(
+            f"--skip-check: there is no check {unknown[0]!r}; name one of {', '.join(CHECK_NAMES)}"
+        )
+    return set(names)
 
 
 def _exit_on_problems(problems: Sequence[Problem], skipped: set[str]) -> None:

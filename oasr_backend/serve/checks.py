@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from oasr_backend.serve.command import SHM_REGION_BYTES, ServerSettings
 from oasr_backend.serve.cores import TASKSET, count_gpus
@@ -41,6 +42,22 @@ REQUEST_BYTES = 16_000 * 4
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
 _MIB = 1 << 20
 
+CheckName = Literal[
+    "numpy",
+    "torch",
+    "package",
+    "libpython",
+    "stub",
+    "stack",
+    "cores",
+    "port",
+    "model-repository",
+    "checkpoint",
+    "shm",
+    "load",
+]
+CHECK_NAMES: tuple[CheckName, ...] = get_args(CheckName)
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -49,7 +66,7 @@ class Problem:
     A message that ends with its own remedy needs no other.
     """
 
-    name: str
+    name: CheckName
     message: str
     remedy: str = ""
 
@@ -222,6 +239,10 @@ def check_checkpoints(
 
 def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
     remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES) + " by --checkpoint"
+    if folder.is_file():
+        remedy = f"give its folder {folder.parent} by --checkpoint"
+        yield Problem("checkpoint", f"the checkpoint {folder} is a file, not a folder", remedy)
+        return
     if not folder.is_dir():
         yield Problem("checkpoint", f"the checkpoint folder {folder} does not exist", remedy)
         return

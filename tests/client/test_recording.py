@@ -12,6 +12,7 @@ import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oasr_client.audio import iter_audio, iter_chunks, read_audio, rechunked, to_mono_16k
+from oasr_client.downmix import Downmix
 from oasr_client.errors import InvalidAudioError
 from oasr_client.recording import Recording
 from oasr_client.sources import AudioSource, Excerpt
@@ -140,13 +141,63 @@ def test_channels_that_do_not_cancel_are_averaged(tmp_path: Path, channels: list
     assert warnings == []
 
 
-def test_channels_that_cancel_in_a_part_only_are_heard_there(tmp_path: Path) -> None:
-    first, second = noise(2 * RATE_HZ), noise(2 * RATE_HZ, seed=1)
-    stereo = np.stack([np.concatenate([first, second]), np.concatenate([first, -second])], axis=1)
-    soundfile.write(tmp_path / "a.wav", stereo, RATE_HZ, subtype="FLOAT")
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [(2 * RATE_HZ, 4 * RATE_HZ), (34_567, 4 * RATE_HZ), (0, 34_567), (20_001, 22_003)],
+)
+def test_channels_that_cancel_in_a_part_only_are_heard_there(
+    tmp_path: Path, begin: int, end: int
+) -> None:
+    voice = noise(4 * RATE_HZ)
+    other = voice.copy()
+    other[begin:end] *= -1
+    soundfile.write(tmp_path / "a.wav", np.stack([voice, other], 1), RATE_HZ, subtype="FLOAT")
     heard, warnings = read(tmp_path / "a.wav")
-    np.testing.assert_allclose(heard, np.concatenate([first, second]), atol=1e-6)
+    # Of the same power before and behind the change: nothing is left out, nothing clicks.
+    np.testing.assert_allclose(heard, voice, atol=1e-6)
     assert len(warnings) == 1
+
+
+def test_one_channel_fades_into_the_mean() -> None:
+    """Unlike levels: a step of the size of the tone's own steps is no click."""
+    tone = 0.5 * np.sin(2 * np.pi * 100 * np.arange(2 * RATE_HZ) / RATE_HZ).astype(np.float32)
+    other = np.where(np.arange(tone.size) < RATE_HZ, -tone, 0).astype(np.float32)
+    heard = to_mono_16k(np.stack([tone, other], axis=1), RATE_HZ)
+    np.testing.assert_array_equal(heard[:RATE_HZ], tone[:RATE_HZ])
+    np.testing.assert_allclose(heard[RATE_HZ + 1600 :], tone[RATE_HZ + 1600 :] / 2, atol=1e-6)
+    assert np.abs(np.diff(heard)).max() <= 1.1 * np.abs(np.diff(tone)).max()
+
+
+def test_channels_that_cancel_by_chance_are_not_told_of(tmp_path: Path) -> None:
+    left = noise(2 * RATE_HZ)
+    right = noise(2 * RATE_HZ, seed=1)
+    right[16_000:16_640] = -left[16_000:16_640]
+    soundfile.write(tmp_path / "a.wav", np.stack([left, right], 1), RATE_HZ, subtype="FLOAT")
+    heard, warnings = read(tmp_path / "a.wav")
+    np.testing.assert_allclose(heard[16_000:16_640], left[16_000:16_640], atol=1e-6)
+    np.testing.assert_allclose(heard[18_000:], (left + right)[18_000:] / 2, atol=1e-6)
+    assert warnings == []
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.integers(0, 1500), max_size=12),
+    st.lists(st.tuples(st.integers(1, 1500), st.sampled_from([1, -1, -0.95, 0])), min_size=1),
+    st.sampled_from([4000, 16000]),
+)
+def test_channels_are_mixed_alike_in_any_blocks(
+    sizes: list[int], spans: list[tuple[int, float]], rate_hz: int
+) -> None:
+    factors = np.repeat([factor for _, factor in spans], [size for size, _ in spans])
+    voice = noise(factors.size)
+    stereo = np.stack([voice, voice * factors], axis=1, dtype=np.float32)
+    whole, parts = Downmix(rate_hz), Downmix(rate_hz)
+    expected = np.concatenate([whole.mix(stereo), whole.finish()])
+    blocks = np.split(stereo, np.minimum(np.cumsum(sizes, dtype=int), len(stereo)))
+    heard = np.concatenate([*map(parts.mix, blocks), parts.finish()])
+    assert heard.size == voice.size
+    np.testing.assert_array_equal(heard, expected)
+    assert parts.has_cancelled == whole.has_cancelled
 
 
 def with_sizes(path: Path, *, data_size: int, riff_size: int) -> None:
@@ -170,6 +221,21 @@ def test_a_wav_that_denies_its_samples_is_read_to_its_end(
     np.testing.assert_array_equal(heard, expected)
     denies = ["its header says 0 samples; it is read up to its end"]
     assert warnings == (denies if data_size == 0 else [])
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT", "ULAW"])
+def test_a_wav_that_says_more_than_it_holds_is_told(tmp_path: Path, subtype: str) -> None:
+    path = tmp_path / "a.wav"
+    soundfile.write(path, noise(100_000), RATE_HZ, subtype=subtype)
+    content = path.read_bytes()
+    assert read(path)[1] == []
+    num_cut = 60_000
+    path.write_bytes(content[:-num_cut])
+    heard, warnings = read(path)
+    assert 0 < heard.size < 100_000
+    assert warnings == [
+        "its header says 60000 bytes more than the file has; check that the copy is complete"
+    ]
 
 
 def test_an_empty_wav_with_notes_behind_its_data_is_empty(tmp_path: Path) -> None:
@@ -208,3 +274,16 @@ def test_a_flac_of_unknown_length_is_read_to_its_end(tmp_path: Path) -> None:
     np.testing.assert_array_equal(heard, expected)
     with Recording(path) as recording:
         assert recording.num_samples is None
+
+
+def test_excerpts_of_one_file_have_names_of_their_own() -> None:
+    path = Path("a.wav")
+    excerpts = [Excerpt(path, 0.0, 1.0), Excerpt(path, 0.0, 2.0), Excerpt(path)]
+    excerpts += [Excerpt(path, 1000.001, 1.0), Excerpt(path, 1000.002, 0.999)]
+    assert [str(source) for source in excerpts] == [
+        "a.wav from 0 s to 1 s",
+        "a.wav from 0 s to 2 s",
+        "a.wav from 0 s",
+        "a.wav from 1000.001 s to 1001.001 s",
+        "a.wav from 1000.002 s to 1001.001 s",
+    ]

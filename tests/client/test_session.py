@@ -17,15 +17,14 @@ from oasr_client.errors import (
     StreamLostError,
     StreamStateError,
 )
+from oasr_client.naming import MAX_SEQUENCE_ID, random_id
 from oasr_client.session import (
-    MAX_SEQUENCE_ID,
     Pause,
     RetryPolicy,
     Session,
     StreamUpdate,
     advance,
     join_texts,
-    random_id,
 )
 from oasr_client.wire import ChunkRequest, Reply
 

@@ -79,7 +79,7 @@ def test_the_text_of_a_whole_file_is_not_scored_against_an_excerpt() -> None:
     excerpt = Excerpt(path, 2.0, 1.0)
     assert word_errors([Reference(excerpt, "one")], {excerpt: "one"}).num_files == 1
     assert word_errors([Reference(excerpt, "one")], {}).num_files == 0
-    with pytest.raises(ClientError, match=r"a\.wav from 2 s: .*transcribe the excerpt"):
+    with pytest.raises(ClientError, match=r"a\.wav from 2 s to 3 s: .*transcribe the excerpt"):
         word_errors([Reference(excerpt, "one")], {path: "one two"})
     # The file has a reference of its own, and its excerpt failed.
     both = [Reference(excerpt, "one"), Reference(path, "one two")]

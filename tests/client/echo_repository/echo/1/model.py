@@ -1,7 +1,8 @@
 """Counts samples per stream: the text is "heard N". It fails on request, so that clients can be
 tested against a real server without a slow or broken model.
 
-Parameters of START: `sleep_ms` delays each answer, `fail_at` makes the n-th request INTERNAL,
+Parameters of START: `sleep_ms` delays each answer, from the `sleep_from`-th on,
+`fail_at` makes the n-th request INTERNAL,
 `label` is put before the text, `word_times` adds words with a long pause before the last,
 `longest` is the number of samples after which a stream ends with finish_reason "length".
 """
@@ -15,7 +16,7 @@ import triton_python_backend_utils as pb_utils
 
 MAX_STREAMS = 4
 FORGET_S = 3.0
-KNOWN = {"sleep_ms", "fail_at", "label", "word_times", "longest"}
+KNOWN = {"sleep_ms", "sleep_from", "fail_at", "label", "word_times", "longest"}
 
 
 class TritonPythonModel:
@@ -39,8 +40,9 @@ class TritonPythonModel:
         if key not in self.streams:
             refuse("unknown stream: send START first", pb_utils.TritonError.INVALID_ARG)
         stream = self.streams[key]
-        time.sleep(stream["options"].get("sleep_ms", 0) / 1000)
         stream["requests"] += 1
+        if stream["requests"] >= stream["options"].get("sleep_from", 1):
+            time.sleep(stream["options"].get("sleep_ms", 0) / 1000)
         stream["used_s"] = time.monotonic()
         if stream["requests"] == stream["options"].get("fail_at"):
             del self.streams[key]
