@@ -21,6 +21,7 @@ from benchmarks.chaos.health import (
     num_opened,
     stall_now_and_then,
     wait_until_empty,
+    wait_until_published,
     watch,
 )
 from benchmarks.chaos.report import (
@@ -111,6 +112,8 @@ class _Run:
 
     def run(self) -> ChaosReport:
         limits = self._settings.limits
+        # What is published may be older than the last stream that has just ended.
+        wait_until_published(self._server)
         before = Streams.read(self._server)
         quiet, capacity = quiet_pass(self._server, self._clips)
         rehearsed = self._rehearse()
