@@ -39,7 +39,8 @@ class Parts:
                 segment.update(is_final=True, reason="restart")
         self._best = _followed(self._best, document.get("nbest"))
         self._text = join_texts(self._text, text)
-        self._offset_s += document.get("decoded_s") or document.get("audio_s") or 0.0
+        # A part of which nothing was decoded is sent again from its own beginning.
+        self._offset_s += document.get("decoded_s", document.get("audio_s", 0.0))
         self._num_frames += int(document.get("num_frames", 0))
         self._were_rescored &= bool(document.get("rescored"))
         self._num_parts += 1

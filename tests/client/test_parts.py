@@ -199,3 +199,12 @@ def test_a_text_is_rescored_where_every_part_of_it_was() -> None:
     assert parts.document({"rescored": True})["rescored"]
     parts.close("B", {"rescored": False})
     assert not parts.document({"rescored": True})["rescored"]
+
+
+def test_what_was_not_decoded_at_all_is_sent_again_and_moves_nothing() -> None:
+    parts = Parts()
+    parts.close("", {"audio_s": 0.02, "decoded_s": 0.0, "num_frames": 0})
+    words = [{"word": "A", "start_s": 0.5, "end_s": 0.6}]
+    told = parts.document({"text": "A", "audio_s": 1.0, "decoded_s": 1.0, "words": words})
+    assert (told["text"], told["audio_s"], told["decoded_s"]) == ("A", 1.0, 1.0)
+    assert told["words"] == words
