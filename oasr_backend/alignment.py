@@ -42,17 +42,14 @@ class Timing:
 
         Each ends after its start and no later than the next one starts.
         """
+        if not frames:
+            return []
         starts_ms = self._starts_ms(frames)
-        most_ms = self._frame_ms(MOST_TOKEN_FRAMES)
-        last_ms = max(self._audio_ms, len(frames))
-        ends_ms = (
-            [
-                min(start_ms + most_ms, later_ms)
-                for start_ms, later_ms in zip(starts_ms, [*starts_ms[1:], last_ms], strict=True)
-            ]
-            if frames
-            else []
-        )
+        most_ms, last_ms = self._frame_ms(MOST_TOKEN_FRAMES), max(self._audio_ms, len(frames))
+        ends_ms = [
+            min(start_ms + most_ms, later_ms)
+            for start_ms, later_ms in zip(starts_ms, [*starts_ms[1:], last_ms], strict=True)
+        ]
         return [(start / 1000, end / 1000) for start, end in zip(starts_ms, ends_ms, strict=True)]
 
     def _starts_ms(self, frames: Sequence[int]) -> list[int]:
