@@ -40,7 +40,8 @@ class Parts:
         self._best = _followed(self._best, document.get("nbest"))
         self._text = join_texts(self._text, text)
         # A part of which nothing was decoded is sent again from its own beginning.
-        self._offset_s += document.get("decoded_s", document.get("audio_s", 0.0))
+        received_s: float = document.get("audio_s", 0.0)
+        self._offset_s += document.get("decoded_s", received_s)
         self._num_frames += int(document.get("num_frames", 0))
         self._were_rescored &= bool(document.get("rescored"))
         self._num_parts += 1
