@@ -45,9 +45,7 @@ lint: install ## ruff: rules and formatting
 	$(BIN)/hadolint Dockerfile
 
 types: install ## mypy --strict on the package and the client
-	@# mypy sees no import hooks; this link tells it that client/ is the package oasr_client.
-	@mkdir -p .cache/mypy && ln -sfn ../../client .cache/mypy/oasr_client
-	MYPYPATH=.cache/mypy $(BIN)/mypy -p oasr_backend -p oasr_client
+	MYPYPATH=client $(BIN)/mypy -p oasr_backend -p oasr_client
 
 unit: install ## Tests that need no server; PYTEST_FLAGS are passed on, here and below
 	$(PYTEST) -m "not live and not slow"

@@ -19,7 +19,7 @@ from rich.console import Console
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import DEMO_DIRECTORY, read_audio
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ParameterValue
 
 Parameters = Mapping[str, ParameterValue]

@@ -25,9 +25,9 @@ from benchmarks.workload import (
     Utterance,
     utterances,
 )
-from oasr_backend.engine import Engine
 from oasr_backend.features import LogMelFilterbank
-from oasr_backend.tokenizer import Tokenizer, load_tokenizer
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.tokenizer import Tokenizer, load_tokenizer
 from oasr_backend.types import AudioChunk
 
 NUM_STREAMS = 32

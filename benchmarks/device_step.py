@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from benchmarks.random_checkpoint import write_random_checkpoint
-from oasr_backend.batching import StepBatch
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.features.samples import FLOAT32
 from oasr_backend.kernels import best_tokens
+from oasr_backend.streaming.batching import StepBatch
+from oasr_backend.streaming.engine import Engine
 
 REPEATS = 30
 

@@ -23,7 +23,7 @@ from benchmarks.workload import (
     utterances,
 )
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
 STREAM_COUNTS = {"cpu": (1, 8, 32, 128), "cuda": (1, 32, 128, 512, 2048)}

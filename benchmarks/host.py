@@ -18,11 +18,11 @@ from benchmarks.engine import ClosedLoop, measuring_time
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
-from oasr_backend.acoustic_model import ModelOutput
-from oasr_backend.batching import Staging, StepBatch
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.features.samples import FLOAT32, PCM16
+from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.streaming.batching import Staging, StepBatch
+from oasr_backend.streaming.engine import Engine
 
 STREAM_COUNTS = (16, 64, 256, 1024)
 #: As in running speech: about two tokens a chunk.

@@ -25,7 +25,7 @@ from rich.console import Console
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import CHUNK_SAMPLES, DEMO_DIRECTORY, SAMPLE_RATE, FloatArray, read_audio
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
 #: Longer than a window of the encoder: the lap's last word is out before the next lap begins.

@@ -15,7 +15,7 @@ from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
 from benchmarks.report import Figure, Report, alternating_ms, run_alone
 from benchmarks.workload import DEMO_DIRECTORY, Utterance, utterances
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ParameterValue
 
 STREAMS = 32

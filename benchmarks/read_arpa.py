@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.report import Figure, Report
-from oasr_backend.decoders.arpa import load_arpa
-from oasr_backend.tokenizer import load_tokenizer
+from oasr_backend.decoders.bias.arpa import load_arpa
+from oasr_backend.text.tokenizer import load_tokenizer
 
 _NUM_UNITS = 5000
 _SYMBOLS = ["<blank>", "<unk>", *(f"\u2581unit{unit}" for unit in range(2, _NUM_UNITS))]

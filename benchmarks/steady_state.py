@@ -22,7 +22,7 @@ from benchmarks.device_step import build_engine
 from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 
 #: Runtime calls after which the host has waited for the device.
 WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")

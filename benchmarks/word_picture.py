@@ -18,8 +18,8 @@ import soundfile
 from benchmarks.report import ROOT
 from benchmarks.workload import DEMO_DIRECTORY
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.parity import transcribe_file
+from oasr_backend.streaming.engine import Engine
 
 PIXELS_PER_S = 260
 _MIDDLE, _HEIGHT, _WORDS_TOP, _AXIS = 70, 60, 150, 205

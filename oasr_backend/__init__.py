@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oasr_backend.config import ServingConfig
     from oasr_backend.decoders import GpuDecoderConfig, GpuDecoderResult, GpuStreamingDecoder
-    from oasr_backend.engine import Engine
     from oasr_backend.errors import OasrError
+    from oasr_backend.streaming.engine import Engine
     from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 _HOME = {
     "AudioChunk": "types",
     "ChunkResult": "types",
-    "Engine": "engine",
+    "Engine": "streaming.engine",
     "GpuDecoderConfig": "decoders",
     "GpuDecoderResult": "decoders",
     "GpuStreamingDecoder": "decoders",

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ChunkResult, Samples
 from tests.conftest import DEMO_DIR, read_clips
 

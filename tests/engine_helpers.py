@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from oasr_backend import batching
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming import batching
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
 from tests.conftest import GOLDEN_DIR
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from oasr_backend.decoders.arpa import load_arpa
-from oasr_backend.decoders.ngram import NgramScorer
+from oasr_backend.decoders.bias.arpa import load_arpa
+from oasr_backend.decoders.bias.ngram import NgramScorer
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SYMBOLS = ["<blank>", "\u2581A", "B", "C", "\u2581D"]

@@ -14,7 +14,7 @@ from benchmarks.accuracy import ABSENT, BEAM, RESCORED, favouring, rare_words, r
 from benchmarks.report import RESULTS_DIRECTORY
 from benchmarks.workload import read_audio
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, ROOT
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from oasr_backend.encoders import EncoderCaches
-from oasr_backend.stream_caches import StreamCaches
+from oasr_backend.models import EncoderCaches
+from oasr_backend.streaming.store import StreamCaches
 from tests.conftest import ROOT
 from tests.doc_blocks import run_document
 

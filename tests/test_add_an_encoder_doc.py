@@ -12,7 +12,7 @@ import torch
 
 from oasr_backend.cache import BlockPool, CnnCacheManager
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
 from tests.conftest import ROOT
 from tests.doc_blocks import python_blocks, run_document

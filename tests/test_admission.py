@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from oasr_backend.engine import Engine
 from oasr_backend.errors import InvalidRequestError
-from oasr_backend.turns import Turn
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.turns import Turn
 from oasr_backend.types import ChunkResult, ParameterValue
 from tests.engine_helpers import (
     ManualClock,

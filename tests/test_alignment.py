@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oasr_backend.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
-from oasr_backend.tokenizer import UnitTokenizer
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
+from oasr_backend.text.tokenizer import UnitTokenizer
 from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
 from tests.reference.forced_alignment import first_frames

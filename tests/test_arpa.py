@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oasr_backend.decoders.arpa import load_arpa
+from oasr_backend.decoders.bias.arpa import load_arpa
 from oasr_backend.errors import ConfigError
 from oasr_backend.types import Hypothesis
 from tests.ngrams import SYMBOLS, arpa, scorer_of, walk, write

@@ -16,8 +16,8 @@ from benchmarks.perf_analyzer import Load, run_load
 from benchmarks.report import Figure, Report, alternating_ms
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, utterances
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.parity import stream_log_probs
+from oasr_backend.streaming.engine import Engine
 from tests.conftest import DEMO_DIR, GOLDEN_DIR, LiveServer
 from tests.same_results import TOLERANCE
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from oasr_backend.checkpoints import load_wenet
+from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.errors import CheckpointError
-from oasr_backend.rescoring import NoDecoder
 from tests.checkpoint_helpers import (
     SOURCE,
     copy_golden,

@@ -10,7 +10,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from tritonclient.grpc import model_config_pb2
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.stream_options import StreamOptions
+from oasr_backend.options import StreamOptions
 from tests.conftest import MODEL_REPOSITORY, ROOT
 
 MODEL_DIR = MODEL_REPOSITORY / "oasr_streaming"
@@ -46,7 +46,7 @@ def test_every_input_may_be_left_out_and_audio_is_ragged(config: Any) -> None:
 
 
 def test_the_wire_module_names_the_same_tensors(config: Any) -> None:
-    source = (ROOT / "oasr_backend" / "triton_io.py").read_text(encoding="utf-8")
+    source = (ROOT / "oasr_backend" / "triton_backend" / "io.py").read_text(encoding="utf-8")
     named = set(re.findall(r'"(WAV|WAV_LENS|PCM16|TRANSCRIPTS|RESULT)"', source))
     assert named == {entry.name for entry in [*config.input, *config.output]}
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.acoustic_model import AcousticModel
 from oasr_backend.cache import StreamStateSpec
 from oasr_backend.checkpoints import Checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.encoders import EncoderCaches, EncoderSpec
-from oasr_backend.engine import Engine
 from oasr_backend.errors import ConfigError
 from oasr_backend.features import LogMelFilterbank
-from oasr_backend.tokenizer import load_tokenizer
+from oasr_backend.models import EncoderCaches, EncoderSpec
+from oasr_backend.models.acoustic_model import AcousticModel
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.tokenizer import load_tokenizer
 from oasr_backend.types import Samples
 from tests.conftest import DEMO_DIR
 from tests.engine_helpers import ask, chunk, noise

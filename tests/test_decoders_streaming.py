@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from oasr_backend import decoders
-from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, greedy, prefix_beam
+from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, greedy
+from oasr_backend.decoders.prefix_beam import search as prefix_beam
 from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.errors import ConfigError, DecoderStateError, StreamStateError
 from tests.same_results import assert_same_results

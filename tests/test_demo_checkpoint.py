@@ -15,8 +15,8 @@ import soundfile
 import soxr
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.features import decode_alaw, decode_mulaw
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 from tests.conftest import DEMO_DIR, Clip
 

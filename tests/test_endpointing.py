@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.endpointing import EndpointRules, Segmenter
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.endpointing import EndpointRules, Segmenter
 from oasr_backend.types import AudioChunk, Hypothesis, Samples
 from tests.conftest import DEMO_DIR, Clip
 from tests.result_schema import check_document

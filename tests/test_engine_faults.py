@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import oasr_backend.engine as engine_module
+import oasr_backend.streaming.engine as engine_module
 from oasr_backend.decoders.greedy import GreedySearch
-from oasr_backend.engine import Engine
-from oasr_backend.streams import Stream
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.streams import Stream
 from oasr_backend.types import AudioChunk
 from tests.engine_helpers import (
     STRIDE_SAMPLES,

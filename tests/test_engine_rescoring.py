@@ -16,9 +16,9 @@ from torch import Tensor
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.errors import ConfigError
-from oasr_backend.rescoring import Rescorer
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult, Samples
 from tests.decoder_checkpoint import reference, write_checkpoint
 from tests.engine_helpers import (

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from oasr_backend.fair_lock import FairLock
+from oasr_backend.streaming.fair_lock import FairLock
 from tests.engine_helpers import ask_one, chunk, golden_engine, noise
 from tests.guards import GUARD_S, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from tests.decoder_checkpoint import write_checkpoint
 from tests.engine_helpers import ask, ask_one, assert_all_is_free, chunk, golden_engine, noise
 from tests.ngrams import arpa, write

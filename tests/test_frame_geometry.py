@@ -13,9 +13,9 @@ import torch
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.features import StreamingResampler
 from oasr_backend.parity import stream_log_probs
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, refusal
 from tests.engine_helpers import noise

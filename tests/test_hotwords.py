@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
-from oasr_backend.decoders import context_graph as graphs
-from oasr_backend.decoders.context_graph import ContextGraph
-from oasr_backend.decoders.hotwords import HotwordScorer
-from oasr_backend.engine import Engine
+from oasr_backend.decoders.bias import context_graph as graphs
+from oasr_backend.decoders.bias.context_graph import ContextGraph
+from oasr_backend.decoders.bias.hotwords import HotwordScorer
 from oasr_backend.errors import ConfigError, InvalidRequestError
+from oasr_backend.streaming.engine import Engine
 from tests.engine_helpers import (
     ask,
     ask_one,

@@ -16,40 +16,21 @@ from tests.conftest import ROOT
 from tests.guards import GUARD_S
 
 PACKAGE = ROOT / "oasr_backend"
-CLIENT = ROOT / "client"
+CLIENT = ROOT / "client" / "oasr_client"
 
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "fair_lock"),
+    ("errors", "device"),
     ("types", "config"),
-    ("kernels",),
-    (
-        "stream_options",
-        "metrics",
-        "refusal_log",
-        "piece_model",
-        "scripts",
-        "decoders",
-        "features",
-        "serve",
-    ),
-    ("unit_text", "endpointing"),
-    ("tokenizer",),
-    ("alignment", "cache", "spelling", "told"),
-    ("segments",),
-    ("encoders",),
-    ("rescoring",),
-    ("final_order",),
-    ("decoding",),
-    ("acoustic_model",),
+    ("options", "metrics", "kernels"),
+    ("features", "text"),
+    ("decoders",),
+    ("cache",),
+    ("models",),
     ("checkpoints",),
-    ("streams", "stream_caches", "graphs"),
-    ("batching", "turns", "results", "admission"),
-    ("runner",),
-    ("self_test",),
-    ("engine",),
-    ("triton_io", "parity", "model_load"),
-    ("triton_model",),
+    ("streaming",),
+    ("parity", "triton_backend"),
+    ("serve",),
 )
 LEVEL_OF = {group: level for level, groups in enumerate(LEVELS) for group in groups}
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -95,7 +76,7 @@ def test_nothing_that_ships_imports_tests_or_benchmarks(path: Path) -> None:
 
 def test_triton_is_seen_by_one_module_only() -> None:
     users = {relative(path) for path in MODULES if "triton_python_backend_utils" in imports(path)}
-    assert users == {"oasr_backend/triton_io.py"}
+    assert users == {"oasr_backend/triton_backend/io.py"}
 
 
 @pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=relative)
@@ -103,7 +84,7 @@ def test_the_client_stands_alone(path: Path) -> None:
     assert not {name.partition(".")[0] for name in imports(path)} & {"oasr_backend", "torch"}
 
 
-@pytest.mark.parametrize("name", ["errors", "types", "config", "metrics", "stream_options"])
+@pytest.mark.parametrize("name", ["errors", "types", "config", "metrics", "options"])
 def test_plain_modules_know_nothing_of_pytorch(name: str) -> None:
     assert "torch" not in {used.partition(".")[0] for used in imports(PACKAGE / f"{name}.py")}
 

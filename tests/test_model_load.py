@@ -9,7 +9,7 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.model_load import check_gpu, device_of, load_engine, read_config
+from oasr_backend.triton_backend.load import check_gpu, device_of, load_engine, read_config
 from tests.conftest import GOLDEN_DIR
 
 GOLDEN = GOLDEN_DIR / "wenet_small"

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
-from oasr_backend.engine import Engine
 from oasr_backend.errors import ConfigError
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import (

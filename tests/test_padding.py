@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from tests.engine_helpers import STRIDE_SAMPLES, WINDOW_SAMPLES, golden_engine, noise
 from tests.same_results import TOLERANCE
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.encoders import EncoderSpec
 from oasr_backend.errors import ConfigError
-from oasr_backend.stream_caches import build_cache_config
+from oasr_backend.models import EncoderSpec
+from oasr_backend.streaming.store import build_cache_config
 
 MIB = 1 << 20
 #: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.

@@ -12,14 +12,11 @@ import torch
 from torch import Tensor
 
 from oasr_backend.checkpoints import load_wenet
-from oasr_backend.rescoring import (
-    EncodedFrames,
-    NoDecoder,
-    Rescorer,
-    RescoringDecoder,
-    rescorer,
-)
-from oasr_backend.rescoring.attention_decoder import Memory
+from oasr_backend.decoders.second_pass import rescorer
+from oasr_backend.decoders.second_pass.base import Memory, NoDecoder
+from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
+from oasr_backend.decoders.second_pass.rescorer import Rescorer
+from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.types import Hypothesis
 from tests.conftest import GOLDEN_DIR
 from tests.decoder_checkpoint import MODEL_DIM, UNIT, reference, write_checkpoint
@@ -111,7 +108,7 @@ def test_few_logits_at_a_time_give_the_same_scores(
     decoder: RescoringDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = decoder(NBESTS, memory_of(ENCODED))
-    monkeypatch.setattr("oasr_backend.rescoring.attention_decoder._MOST_LOGITS", 3 * 96)
+    monkeypatch.setattr("oasr_backend.models.attention_decoder._MOST_LOGITS", 3 * 96)
     for scores, expected in zip(decoder(NBESTS, memory_of(ENCODED)), whole, strict=True):
         np.testing.assert_allclose(scores, expected, atol=TOLERANCE, rtol=0)
 

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
 from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import (

@@ -9,7 +9,7 @@ import pytest
 import regex
 from oasr_client import scripts as client_scripts
 
-from oasr_backend.scripts import UNSPACED, is_leading, is_trailing, is_unspaced, is_word_border
+from oasr_backend.text.scripts import UNSPACED, is_leading, is_trailing, is_unspaced, is_word_border
 
 
 def test_server_and_client_know_the_same_scripts() -> None:

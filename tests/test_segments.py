@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oasr_client.subtitles import Cue, make_cues
 
-from oasr_backend.alignment import Timing
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
-from oasr_backend.endpointing import EndpointRules
-from oasr_backend.engine import Engine
-from oasr_backend.scripts import extends_cluster, script_of
-from oasr_backend.segments import Heard, Segments
-from oasr_backend.tokenizer import UnitTokenizer
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.alignment import Timing
+from oasr_backend.text.endpointing import EndpointRules
+from oasr_backend.text.scripts import extends_cluster, script_of
+from oasr_backend.text.segments import Heard, Segments
+from oasr_backend.text.tokenizer import UnitTokenizer
 from oasr_backend.types import Hypothesis
 from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import ask_one

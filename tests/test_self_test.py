@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
 from oasr_backend.errors import SelfTestError
 from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import ServerSettings
 from oasr_backend.serve.embedded import find_triton
 from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult
 from tests.checkpoint_helpers import copy_golden, edit_features, edit_weights
 from tests.conftest import MODEL_REPOSITORY

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import sentencepiece
 
-from oasr_backend.spelling import HotwordSpelling
-from oasr_backend.stream_options import StreamOptions
-from oasr_backend.tokenizer import UnitTokenizer
+from oasr_backend.decoders.bias.spelling import HotwordSpelling
+from oasr_backend.options import StreamOptions
+from oasr_backend.text.tokenizer import UnitTokenizer
 from tests.conftest import DEMO_DIR
 
 TEXTS = [

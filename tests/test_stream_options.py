@@ -11,7 +11,7 @@ import pytest
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError, InvalidRequestError
-from oasr_backend.stream_options import StreamOptions, check_later_parameters, chunk_seq
+from oasr_backend.options import StreamOptions, check_later_parameters, chunk_seq
 from oasr_backend.types import ParameterValue
 from tests.conftest import ROOT
 

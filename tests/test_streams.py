@@ -14,8 +14,8 @@ from oasr_backend.errors import (
     UnknownStreamError,
 )
 from oasr_backend.features import AudioBuffer
-from oasr_backend.stream_options import StreamOptions
-from oasr_backend.streams import Stream, StreamRegistry
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.streams import Stream, StreamRegistry
 from tests.engine_helpers import golden_engine
 
 ENGINE = golden_engine()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oasr_backend.errors import CheckpointError, StreamStateError
-from oasr_backend.tokenizer import UnitTokenizer, Word, load_tokenizer
+from oasr_backend.text.tokenizer import UnitTokenizer, Word, load_tokenizer
 
 DEMO_DIR = Path(__file__).parent.parent / "model_repository/oasr_streaming/demo_en"
 DEMO = load_tokenizer(DEMO_DIR / "units.txt", DEMO_DIR / "bpe.model")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from oasr_client.whole import whole
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
-from oasr_backend.tokenizer import Tokenizer, UnitTokenizer
-from oasr_backend.told import RECENT_S, Told
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.text.tokenizer import Tokenizer, UnitTokenizer
+from oasr_backend.text.told import RECENT_S, Told
 from oasr_backend.types import Hypothesis, Samples
 from tests.conftest import DEMO_DIR, Clip
 from tests.engine_helpers import STRIDE_SAMPLES, ask_one, golden_engine, noise

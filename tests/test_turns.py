@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oasr_backend.turns import Turn, TurnQueues
+from oasr_backend.streaming.turns import Turn, TurnQueues
 from tests.engine_helpers import (
     ask,
     ask_one,

@@ -9,9 +9,9 @@ import regex
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from oasr_backend.scripts import CJK, CJK_LEADING, CJK_TRAILING
-from oasr_backend.tokenizer import UnitTokenizer
-from oasr_backend.unit_text import START, Word
+from oasr_backend.text.scripts import CJK, CJK_LEADING, CJK_TRAILING
+from oasr_backend.text.tokenizer import UnitTokenizer
+from oasr_backend.text.unit_text import START, Word
 from tests.vocabularies import TOKENIZERS
 
 EACH_KIND = pytest.mark.parametrize("kind", TOKENIZERS)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from oasr_backend.checkpoints import load_wenet
+from oasr_backend.decoders.second_pass.base import NoDecoder
+from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.parity import stream_log_probs
-from oasr_backend.rescoring import NoDecoder, RescoringDecoder
 from tests.checkpoint_helpers import (
     copy_golden,
     edit_config,

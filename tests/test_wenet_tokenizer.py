@@ -11,7 +11,7 @@ import yaml
 
 from oasr_backend.checkpoints import load_wenet
 from oasr_backend.errors import CheckpointError
-from oasr_backend.tokenizer import Tokenizer
+from oasr_backend.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN_DIR
 
 GOLDEN = GOLDEN_DIR / "wenet_small"

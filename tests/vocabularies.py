@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from oasr_backend.tokenizer import UnitTokenizer
+from oasr_backend.text.tokenizer import UnitTokenizer
 
 _BYTES = [f"<0x{value:02X}>" for value in b"\xe4\xbd\xa0\xc3\xa9\xe0\xb8\xb1 A\xff\xef\xbf\xbd"]
 

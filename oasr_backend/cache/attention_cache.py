@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oasr_backend.cache.device import to_device
 from oasr_backend.cache.kv_streams import KvStreams
 from oasr_backend.cache.paged_kv import PagedKVCache, PagedLayout, PagedRows
+from oasr_backend.device import to_device
 from oasr_backend.errors import StreamNotPreparedError, StreamStateError
 from oasr_backend.types import StreamId
 

@@ -13,7 +13,7 @@ from oasr_backend.decoders import (
     GpuStreamingDecoder,
     StreamState,
 )
-from oasr_backend.decoders.bias import PrefixScorer
+from oasr_backend.decoders.bias.base import PrefixScorer
 from oasr_backend.errors import StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 

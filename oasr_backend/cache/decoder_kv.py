@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from oasr_backend.cache.block_pool import BlockPool
-from oasr_backend.cache.device import to_device
 from oasr_backend.cache.types import CacheConfig
+from oasr_backend.device import to_device
 from oasr_backend.errors import PoolExhaustedError, StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oasr_backend.cache.device import to_device
+from oasr_backend.device import to_device
 
 IntArray = NDArray[np.int64]
 #: Slots, columns or numbers of frames of several rows.

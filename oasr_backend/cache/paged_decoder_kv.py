@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from oasr_backend.cache.decoder_kv import DecoderKVCacheManager
-from oasr_backend.cache.device import to_device
 from oasr_backend.cache.paged_kv import PagedKVCache, PagedLayout, PagedRows
+from oasr_backend.device import to_device
 from oasr_backend.errors import PoolExhaustedError, StreamStateError
 from oasr_backend.types import StreamId
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oasr_backend.cache.device import to_device
 from oasr_backend.cache.slot_pool import SlotMap, StreamSlotPool
 from oasr_backend.cache.state_spec import StreamStateSpec
+from oasr_backend.device import to_device
 from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 

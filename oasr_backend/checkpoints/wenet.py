@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oasr_backend.acoustic_model import AcousticModel
 from oasr_backend.checkpoints.files import existing
 from oasr_backend.checkpoints.state_file import read_weights
 from oasr_backend.checkpoints.unused import account_for_rest
@@ -26,9 +25,11 @@ from oasr_backend.checkpoints.wenet_config import (
 from oasr_backend.checkpoints.wenet_decoder import load_decoder
 from oasr_backend.checkpoints.wenet_encoder import load_encoder
 from oasr_backend.checkpoints.wenet_units import find_blank, load_units
+from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.features import LogMelFilterbank
-from oasr_backend.rescoring import NoDecoder, RescoringDecoder
-from oasr_backend.tokenizer import Tokenizer
+from oasr_backend.models.acoustic_model import AcousticModel
+from oasr_backend.models.rescoring import RescoringDecoder
+from oasr_backend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

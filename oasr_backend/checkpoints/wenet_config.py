@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from oasr_backend.checkpoints.files import check_kind
-from oasr_backend.encoders.conformer import ACTIVATIONS, ConformerConfig
-from oasr_backend.encoders.layers import SUBSAMPLING_KINDS
 from oasr_backend.errors import CheckpointError, ConfigError
 from oasr_backend.features import MAX_RATE_HZ, MIN_RATE_HZ, FbankConfig
+from oasr_backend.models.conformer import ACTIVATIONS, ConformerConfig
+from oasr_backend.models.layers import SUBSAMPLING_KINDS
 
 #: encoder_conf options of which exactly one value can be served, and that value.
 _ONLY: dict[str, Any] = {

@@ -15,14 +15,11 @@ import torch
 from oasr_backend.checkpoints.unused import is_ignored, unused
 from oasr_backend.checkpoints.weights import Tensors, Weights, copy_layer, load_strictly
 from oasr_backend.checkpoints.wenet_biases import supply_zero_biases
-from oasr_backend.encoders.conformer import ACTIVATIONS
+from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.errors import CheckpointError
-from oasr_backend.rescoring import (
-    AttentionDecoder,
-    AttentionDecoderConfig,
-    NoDecoder,
-    RescoringDecoder,
-)
+from oasr_backend.models.attention_decoder import AttentionDecoder, AttentionDecoderConfig
+from oasr_backend.models.conformer import ACTIVATIONS
+from oasr_backend.models.rescoring import RescoringDecoder
 
 logger = logging.getLogger(__name__)
 

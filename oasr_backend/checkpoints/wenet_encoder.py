@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.checkpoints.weights import Tensors, Weights, copy_layer, load_strictly
-from oasr_backend.encoders.conformer import ConformerConfig, ConformerEncoder
-from oasr_backend.encoders.layers import SUBSAMPLING_KINDS
 from oasr_backend.errors import CheckpointError
+from oasr_backend.models.conformer import ConformerConfig, ConformerEncoder
+from oasr_backend.models.layers import SUBSAMPLING_KINDS
 
 
 def load_encoder(config: ConformerConfig, weights: Weights) -> ConformerEncoder:

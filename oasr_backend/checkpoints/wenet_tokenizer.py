@@ -9,7 +9,7 @@ from typing import Any
 from oasr_backend.checkpoints.files import check_kind
 from oasr_backend.checkpoints.wenet_config import section
 from oasr_backend.errors import CheckpointError
-from oasr_backend.tokenizer import UnitTokenizer, load_tokenizer
+from oasr_backend.text.tokenizer import UnitTokenizer, load_tokenizer
 
 #: The others bring vocabularies and texts of their own, without a units.txt that says it all.
 _KINDS = ("bpe", "char")

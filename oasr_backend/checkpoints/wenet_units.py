@@ -11,7 +11,7 @@ from oasr_backend.checkpoints.weights import Weights
 from oasr_backend.checkpoints.wenet_config import section
 from oasr_backend.checkpoints.wenet_tokenizer import read_tokenizer
 from oasr_backend.errors import CheckpointError
-from oasr_backend.tokenizer import Tokenizer
+from oasr_backend.text.tokenizer import Tokenizer
 
 _BLANK = "<blank>"
 

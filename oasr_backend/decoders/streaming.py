@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from oasr_backend.decoders.base import ChunkRows, CtcSearch, Finish, Tail
-from oasr_backend.decoders.bias import PrefixScorer
+from oasr_backend.decoders.bias.base import PrefixScorer
 from oasr_backend.decoders.config import GpuDecoderConfig
 from oasr_backend.decoders.greedy import GreedySearch
-from oasr_backend.decoders.prefix_beam import PrefixBeamSearch
+from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
 from oasr_backend.decoders.result import GpuDecoderResult
 from oasr_backend.decoders.rows import RowPool, StreamState
 from oasr_backend.errors import ConfigError, DecoderStateError, StreamStateError

@@ -24,7 +24,12 @@ def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list
 
 def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterator[Problem]:
     # Another process, as in the server: its packages, its variables, and memory that goes with it.
-    command = [sys.executable, "-m", "oasr_backend.model_load", json.dumps(config.triton_arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "oasr_backend.triton_backend.load",
+        json.dumps(config.triton_arguments),
+    ]
     try:
         done = subprocess.run(
             command,

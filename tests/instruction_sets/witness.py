@@ -15,7 +15,7 @@ import soundfile
 import torch
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, read_clips
 from tests.result_schema import check_document

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from oasr_backend.streams import Stream
-from oasr_backend.triton_model import TritonModel
+from oasr_backend.streaming.streams import Stream
+from oasr_backend.triton_backend.model import TritonModel
 
 ERRORS = {
     1.5: ValueError("injected into the step"),

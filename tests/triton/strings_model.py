@@ -6,7 +6,12 @@ import json
 import threading
 from typing import Any
 
-from oasr_backend.triton_io import answer_now, lay_out_strings_fast, read_chunk, write_response
+from oasr_backend.triton_backend.io import (
+    answer_now,
+    lay_out_strings_fast,
+    read_chunk,
+    write_response,
+)
 from oasr_backend.types import ChunkResult
 from tests.triton.texts import TEXTS
 

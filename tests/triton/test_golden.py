@@ -16,7 +16,7 @@ import soundfile
 import tritonclient.grpc as triton
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR
 from tests.result_schema import check_document

@@ -13,7 +13,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.engine import Engine
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
 from tests.result_schema import check_document

@@ -10,7 +10,7 @@ from typing import Any
 
 import probed_model
 
-from oasr_backend.streams import Stream
+from oasr_backend.streaming.streams import Stream
 
 _EVERY_NTH_STREAM_STAYS = 10
 _EVERY_NTH_STREAM_IS_WRONG = 3

@@ -16,8 +16,8 @@ import c_python_backend_utils as c_utils
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from oasr_backend.engine import Engine
-from oasr_backend.triton_model import Periodic, TritonModel
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.triton_backend.model import Periodic, TritonModel
 from oasr_backend.types import AudioChunk, Samples
 
 _INTERVAL_S = 0.5

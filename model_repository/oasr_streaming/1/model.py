@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from oasr_backend.triton_model import TritonModel
+from oasr_backend.triton_backend.model import TritonModel
 
 
 class TritonPythonModel:

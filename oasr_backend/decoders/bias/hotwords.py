@@ -1,0 +1,139 @@
+"""The context graphs of many streams behind one batched look-up.
+
+A stream's row names a graph; streams with equal phrases share it. The tables of all graphs in use
+lie one behind the other on the device and are put together anew when one comes; those of graphs
+that nobody uses any more go on that occasion.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.bias.context_graph import ContextGraph
+
+
+class _Tables(NamedTuple):
+    """G graphs. The state behind (s, k) of graph g is at `start_G[g] + s * width_G[g] + k`.
+
+    What belongs to state s alone is at `first_G[g] + s`.
+    """
+
+    class_GV: torch.Tensor
+    next_X: torch.Tensor
+    held_Y: torch.Tensor
+    earned_Y: torch.Tensor
+    width_G: torch.Tensor
+    start_G: torch.Tensor
+    first_G: torch.Tensor
+
+
+class HotwordScorer:
+    """Implements PrefixScorer. Rows without a graph must not be decoded."""
+
+    initial_state = 0
+
+    def __init__(self, starts_word: Sequence[bool], device: torch.device) -> None:
+        """`starts_word[i]` says whether unit i starts a word."""
+        self._device = device
+        self._starts_word_V = torch.tensor(starts_word, dtype=torch.float64, device=device)
+        self._graphs: dict[Hashable, ContextGraph] = {}
+        self._uses: Counter[Hashable] = Counter()
+        self._key_of_row: dict[int, Hashable] = {}
+        self._place_of_key: dict[Hashable, int] = {}
+        self._tables: _Tables | None = None
+
+    @property
+    def num_graphs(self) -> int:
+        """Those that streams use now."""
+        return sum(count > 0 for count in self._uses.values())
+
+    def graph(self, key: Hashable) -> ContextGraph | None:
+        """The graph of equal phrases, if one is at hand."""
+        return self._graphs.get(key)
+
+    def assign(self, rows: Sequence[int], key: Hashable, graph: ContextGraph) -> None:
+        """These rows follow the graph until they are released; equal keys mean equal graphs."""
+        if key not in self._graphs:
+            self._graphs = {k: g for k, g in self._graphs.items() if self._uses[k] > 0}
+            self._graphs[key] = graph
+            self._tables = None
+        for row in rows:
+            self._key_of_row[row] = key
+        self._uses[key] += len(rows)
+
+    def release(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            key = self._key_of_row.pop(row)
+            self._uses[key] -= 1
+            if not self._uses[key]:
+                del self._uses[key]
+
+    def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> _ChunkHotwords:
+        tables = self._tables if self._tables is not None else self._rebuilt()
+        places = [self._place_of_key[self._key_of_row[row]] for row in rows.tolist()]
+        place_N = torch.tensor(places, device=self._device)
+        return _ChunkHotwords(tables, place_N, id_TNC.clamp(min=0), self._starts_word_V)
+
+    def check_integrity(self) -> None:
+        """Every row has a graph, and graphs count their rows."""
+        assert Counter(self._key_of_row.values()) == self._uses, "a graph counts a row wrongly"
+        assert set(self._uses) <= set(self._graphs), "a graph in use is gone"
+
+    def _rebuilt(self) -> _Tables:
+        graphs = list(self._graphs.values())
+        self._place_of_key = {key: place for place, key in enumerate(self._graphs)}
+        self._tables = _Tables(
+            class_GV=self._put(np.stack([graph.class_V for graph in graphs])),
+            next_X=self._put(np.concatenate([graph.next_SK.ravel() for graph in graphs])),
+            held_Y=self._put(np.concatenate([graph.held_S for graph in graphs])),
+            earned_Y=self._put(np.concatenate([graph.earned_S for graph in graphs])),
+            width_G=self._put(np.array([graph.next_SK.shape[1] for graph in graphs])),
+            start_G=self._put(_starts([graph.next_SK.size for graph in graphs])),
+            first_G=self._put(_starts([graph.held_S.size for graph in graphs])),
+        )
+        return self._tables
+
+    def _put(self, values: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
+
+
+class _ChunkHotwords:
+    """Implements ChunkScorer."""
+
+    def __init__(
+        self,
+        tables: _Tables,
+        place_N: torch.Tensor,
+        id_TNC: torch.Tensor,
+        starts_word_V: torch.Tensor,
+    ) -> None:
+        self._tables = tables
+        self._width_N11 = tables.width_G[place_N][:, None, None]
+        self._first_N1 = tables.first_G[place_N][:, None]
+        self._starts_word_TNC = starts_word_V[id_TNC]
+        class_TNC = tables.class_GV[place_N[:, None], id_TNC]
+        self._column_TNC = class_TNC + tables.start_G[place_N][:, None]
+
+    def extend(self, frame: int, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        num_rows = state_NB.shape[0]
+        held_Y, own_NB = self._tables.held_Y, self._first_N1[:num_rows] + state_NB
+        place_NBC = state_NB[..., None] * self._width_N11[:num_rows]
+        place_NBC = place_NBC + self._column_TNC[frame, :num_rows, None]
+        next_NBC = self._tables.next_X[place_NBC].long()
+        gain_NBC = held_Y[self._first_N1[:num_rows, None] + next_NBC] - held_Y[own_NB][..., None]
+        earned_NB1 = self._tables.earned_Y[own_NB][..., None]
+        return gain_NBC + earned_NB1 * self._starts_word_TNC[frame, :num_rows, None], next_NBC
+
+    def settle(self, state_NB: torch.Tensor) -> torch.Tensor:
+        own_NB = self._first_N1[: state_NB.shape[0]] + state_NB
+        return self._tables.earned_Y[own_NB] - self._tables.held_Y[own_NB]
+
+
+def _starts(sizes: Sequence[int]) -> IntArray:
+    return np.cumsum([0, *sizes[:-1]])

@@ -1,0 +1,1 @@
+"""Second pass: hypotheses weighed anew once their stream has ended."""

@@ -1,0 +1,163 @@
+"""Device work of one step: windows in, encoder frames and logits out."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from oasr_backend.device import to_device
+from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE
+from oasr_backend.models.acoustic_model import AcousticModel, ModelOutput
+from oasr_backend.streaming.batching import Staging, StepBatch
+from oasr_backend.streaming.graphs import GraphRunner
+from oasr_backend.streaming.store import StreamCaches
+
+logger = logging.getLogger(__name__)
+
+
+#: What CUDA says when every later call on the device will fail too.
+_LOST_SIGNS = (
+    "CUDA error",
+    "device-side assert",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "unspecified launch",
+)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the device, not this step, is at fault. Running out of memory is not."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_SIGNS)
+
+
+class _StagingBlock:
+    """Host memory for what one batch sends to the device, pinned where that is a GPU.
+
+    The same memory serves either type of samples, since a batch has one.
+    """
+
+    def __init__(self, window_shape: tuple[int, ...], *, is_pinned: bool) -> None:
+        floats = torch.zeros(window_shape, pin_memory=is_pinned)
+        codes = floats.view(torch.int16).flatten()[: floats.numel()].view(window_shape)
+        self.windows = {FLOAT32: floats, PCM16: codes}
+        self.arrays: Staging = {FLOAT32: floats.numpy(), PCM16: codes.numpy()}
+        self._rows = torch.zeros(3 * window_shape[0], dtype=torch.int64, pin_memory=is_pinned)
+
+    # The name carries its shape.
+    def rows_3W(self, width: int) -> Tensor:  # noqa: N802
+        """Contiguous: a strided copy would go through pageable memory and wait for the device."""
+        return self._rows[: 3 * width].view(3, width)
+
+
+class EncoderRunner:
+    """Runs batches on the device. Anything that touches the model happens here.
+
+    Windows are written into rows of `next_staging()`, then `forward` takes them from there. Two
+    blocks take turns, so that one batch can be got ready while the device still reads the other.
+    """
+
+    #: Batches that may be launched and not yet landed: each has a staging block.
+    MOST_AHEAD = 2
+
+    def __init__(
+        self, model: AcousticModel, caches: StreamCaches, *, window_shape: tuple[int, ...]
+    ) -> None:
+        """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features.
+
+        `runs_ahead` says whether `forward` returns before the device is done.
+        """
+        self._model = model
+        self._caches = caches
+        self._device = caches.config.device
+        self._window_shape = window_shape
+        is_pinned = self.runs_ahead = self._device.type == "cuda"
+        self._blocks = deque(
+            _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(self.MOST_AHEAD)
+        )
+        self._graphs: GraphRunner | None = None
+
+    def next_staging(self) -> Staging:
+        """Rows (max_step_streams, ...) for the windows of the next batch, by type of samples."""
+        self._blocks.rotate()
+        return self._blocks[0].arrays
+
+    def capture(self) -> None:
+        """Captures the step for a ladder of widths; on failure says so and stays eager.
+
+        Unlimited history has no fixed extent, so it is not captured.
+        """
+        if self._device.type != "cuda" or not self._caches.config.evicts:
+            return
+        max_width, *window_shape = self._window_shape
+        graphs = GraphRunner(
+            self._device_step,
+            max_width=max_width,
+            window_shape=tuple(window_shape),
+            device=self._device,
+        )
+        pad_rows = torch.from_numpy(self._caches.row_data([], [], width=1)).to(self._device)
+        try:
+            with torch.inference_mode():
+                num_bytes = graphs.capture(pad_rows)
+        except RuntimeError as error:
+            logger.error("event=capture_failed steps run eagerly, slower", exc_info=error)
+            return
+        self._graphs = graphs
+        logger.info("event=captured widths=%s mib=%d", graphs.widths, num_bytes >> 20)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> ModelOutput:
+        """Frames and logits of the batch's rows, valid until the next call.
+
+        Without graphs a batch that does not fit into memory is run in halves; raises whatever the
+        device raises when one row alone does not fit.
+        """
+        width = self._graphs.width_for(batch.width) if self._graphs else None
+        if width is not None:
+            return self._replay(batch, width)
+        try:
+            return self._forward_eagerly(batch)
+        except torch.OutOfMemoryError:
+            if batch.width == 1:
+                raise
+            logger.warning("event=out_of_memory streams=%d: trying halves", batch.width)
+            halves = [self.forward(half) for half in batch.halves()]
+            return ModelOutput(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
+
+    def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
+        assert self._graphs is not None
+        rows_3W = self._blocks[0].rows_3W(width)
+        rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
+        windows = self._blocks[0].windows[batch.windows.dtype][:width]
+        output = self._graphs.replay(windows, rows_3W)
+        return output.first(batch.width)
+
+    def _forward_eagerly(self, batch: StepBatch) -> ModelOutput:
+        windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)
+        if windows.dtype == torch.int16:
+            windows = windows * float(PCM16_SCALE)
+        rows_3B = self._caches.row_data(batch.generations, batch.num_frames, width=batch.width)
+        bound = self._history_bound(batch.generations)
+        return self._device_step(windows, to_device(rows_3B, self._device), history_frames=bound)
+
+    def _history_bound(self, generations: Sequence[int]) -> int:
+        """A constant on a GPU, where shapes are dear; the true maximum on a CPU."""
+        if self._device.type == "cuda" and self._caches.config.evicts:
+            return self._caches.config.max_cache_frames
+        return self._caches.history_frames(generations)
+
+    def _device_step(
+        self, windows: Tensor, rows_3W: Tensor, *, history_frames: int | None = None
+    ) -> ModelOutput:
+        if history_frames is None:
+            history_frames = self._caches.config.max_cache_frames
+        caches = self._caches.encoder_caches(rows_3W, history_frames=history_frames)
+        if windows.dim() == 2:
+            return self._model.forward_audio(windows, caches)
+        return self._model.forward_features(windows, caches)

@@ -1,0 +1,136 @@
+"""From what Triton tells a model instance to an engine that is ready to serve.
+
+    python -m oasr_backend.triton_backend.load ARGUMENTS
+
+loads once and ends, with the cause on one line of stderr if it cannot: `oasr-serve --check-only`.
+ARGUMENTS are those of Triton's `initialize`, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oasr_backend.config import ServingConfig, merged_parameters
+from oasr_backend.errors import ConfigError, OasrError
+from oasr_backend.streaming.engine import Engine
+
+
+def read_config(args: Mapping[str, str]) -> ServingConfig:
+    """The settings of config.pbtxt and the environment. Raises ConfigError."""
+    model_config = json.loads(args["model_config"])
+    parameters = {
+        name: value["string_value"] for name, value in model_config.get("parameters", {}).items()
+    }
+    config = ServingConfig.from_parameters(merged_parameters(parameters))
+    idle_s = _sequence_idle_s(model_config)
+    return config if config.dead_after_s else replace(config, dead_after_s=idle_s)
+
+
+def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
+    """Raises ConfigError, CheckpointError among them."""
+    if config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = device_of(config.device, args, num_gpus=num_gpus)
+    check_gpu(device, config.device, num_gpus=num_gpus)
+    checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
+    engine = Engine.load(checkpoint_dir, config, device=device)
+    _check_sequence_batching(json.loads(args["model_config"]), engine.config)
+    return engine
+
+
+def device_of(choice: str, args: Mapping[str, str], *, num_gpus: int) -> str:
+    """The instance's own GPU where it has one, unless the configuration names a device.
+
+    A tritonserver that was built without CUDA gives no GPU to any: then they take turns.
+    """
+    if choice != "auto":
+        return choice
+    if args["model_instance_kind"] == "GPU":
+        return f"cuda:{args['model_instance_device_id']}"
+    if not num_gpus:
+        return "cpu"
+    # Triton ends an instance's name with its number.
+    number = args["model_instance_name"].rpartition("_")[2]
+    return f"cuda:{int(number) % num_gpus if number.isdecimal() else 0}"
+
+
+def check_gpu(device: str, choice: str, *, num_gpus: int) -> None:
+    """Raises ConfigError for a GPU that PyTorch does not find.
+
+    `choice` is the setting that `device` was made from, which may leave it to Triton.
+    """
+    if not device.startswith("cuda") or int(device.partition(":")[2] or 0) < num_gpus:
+        return
+    wanted = f"device={choice!r}"
+    if choice == "auto":
+        wanted = f"device='auto' is {device} by config.pbtxt's instance_group, which"
+    if not num_gpus:
+        raise ConfigError(
+            f"{wanted} needs a GPU, and PyTorch {torch.__version__} finds none; set device=cpu, or "
+            "install a PyTorch with CUDA and the driver for it"
+        )
+    found = ", ".join(f"cuda:{index}" for index in range(num_gpus))
+    raise ConfigError(
+        f"{wanted} is none of the GPUs that PyTorch finds: {found}; set device to one of them, or "
+        "make more visible with CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _sequence_idle_s(model_config: Mapping[str, Any]) -> float:
+    """Triton's own limit on a silent sequence; where config.pbtxt has none it is a second."""
+    batching = model_config.get("sequence_batching", {})
+    return int(batching.get("max_sequence_idle_microseconds", 0)) / 1e6 or 1.0
+
+
+def _check_sequence_batching(model_config: Mapping[str, Any], config: ServingConfig) -> None:
+    """Refuses limits of config.pbtxt under which streams would be lost or wait in silence."""
+    batching = model_config.get("sequence_batching")
+    if not batching or "oldest" not in batching:
+        raise ConfigError(
+            "config.pbtxt needs sequence_batching { oldest { ... } }: the backend expects one "
+            "request of a sequence at a time"
+        )
+    _check_idle_limits(config, _sequence_idle_s(model_config))
+    candidates = int(batching["oldest"].get("max_candidate_sequences", 0))
+    if candidates <= config.max_streams:
+        raise ConfigError(
+            f"max_candidate_sequences={candidates} in config.pbtxt must exceed max_streams="
+            f"{config.max_streams}: beyond it Triton lets a START wait in silence"
+        )
+
+
+def _check_idle_limits(config: ServingConfig, sequence_idle_s: float) -> None:
+    if config.stream_idle_timeout_s > config.dead_after_s:
+        return
+    below = f"stream_idle_timeout_s={config.stream_idle_timeout_s:g} must exceed"
+    if config.dead_after_s == sequence_idle_s:
+        raise ConfigError(
+            f"{below} Triton's max_sequence_idle_microseconds ({sequence_idle_s:g} s): raise the "
+            "first or lower the second in config.pbtxt"
+        )
+    raise ConfigError(
+        f"{below} dead_after_s={config.dead_after_s:g}: raise the first, or set dead_after_s=0 for "
+        f"the {sequence_idle_s:g} s of max_sequence_idle_microseconds in config.pbtxt"
+    )
+
+
+def main() -> None:
+    args = json.loads(sys.argv[1])
+    try:
+        load_engine(args, read_config(args))
+    except OasrError as error:
+        sys.exit(" ".join(str(error).split()))
+    except Exception as error:
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+
+if __name__ == "__main__":
+    main()
