@@ -74,7 +74,7 @@ class Histogram:
         self.total += value
 
     def samples(self) -> Iterator[Sample]:
-        """Widest bucket first: whoever reads between two of them never sees a count fall."""
+        """Widest bucket first: a reader between two of them never sees a count fall."""
         cumulative = list(accumulate(self.counts))
         yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative[-1])
         yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total, is_paired=True)

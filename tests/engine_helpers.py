@@ -108,7 +108,7 @@ def ask_one(engine: Engine, stream_id: StreamId, *args: Any, **more: Any) -> Chu
 
 
 def text_alone(samples_S: Samples, **settings: Any) -> str:
-    """The final text of one utterance in an engine that serves nobody else meanwhile."""
+    """The final text of one utterance in an engine that serves no other stream."""
     result = ask_one(_quiet_engine(**settings), "alone", samples_S, flags="SE")
     assert result.error is None
     return result.text

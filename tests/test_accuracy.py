@@ -23,7 +23,7 @@ RECORDINGS = accuracy.recordings()
 HOTWORD_ROWS = {
     "own of each recording": "own words",
     "all 230 for every recording": "all words",
-    "20 that nobody says": "absent words",
+    "20 that no speaker says": "absent words",
 }
 SEARCH_ROWS = {
     "`greedy`": "greedy",

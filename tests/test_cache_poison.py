@@ -1,4 +1,4 @@
-"""A NaN left in recycled memory reaches nobody (binding decision 5)."""
+"""A NaN left in recycled memory reaches no stream (binding decision 5)."""
 
 from __future__ import annotations
 

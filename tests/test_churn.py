@@ -1,4 +1,4 @@
-"""A thousand streams join and leave at random; nobody's text changes."""
+"""A thousand streams join and leave at random, and no stream's text changes."""
 
 from __future__ import annotations
 

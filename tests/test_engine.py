@@ -1,4 +1,4 @@
-"""The order of things: one answer a request, one text a stream, whoever shares the step."""
+"""The order of things: one answer a request and one text a stream, alone or in company."""
 
 from __future__ import annotations
 

@@ -236,4 +236,4 @@ def test_a_missing_server_is_an_error_and_not_a_hang(
     (port,) = find_free_ports(1)
     url = ["--url", f"127.0.0.1:{port}", "--metrics-url", "none", "--noise", "0.5"]
     assert main([*url, "--streams", "1", "--seconds", "1", "--deadline", "0.5", *more]) == 2
-    assert "nobody answers" in capsys.readouterr().err
+    assert "no server answers" in capsys.readouterr().err

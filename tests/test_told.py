@@ -1,4 +1,4 @@
-"""What documents leave out: nothing is lost to whoever reads them all, and none grows with age."""
+"""What documents leave out: a reader of all of them loses nothing, and none grows with age."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _ids = itertools.count((1 + secrets.randbits(20)) << 40)
 
 
 def new_id() -> int:
-    """Never used before, so a hostile client hurts nobody by taking another's id."""
+    """An id that no caller has used before, so that a hostile client takes no other stream's id."""
     return next(_ids)
 
 

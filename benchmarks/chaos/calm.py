@@ -40,7 +40,7 @@ def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, floa
 
 
 async def speak_a_minute(url: str, clips: Sequence[Clip]) -> Clip:
-    """A minute of speech with the text that it gets in one request when nobody else speaks."""
+    """A minute of speech, with the text that it gets in one request while no other stream lives."""
     samples_S = np.concatenate([clip.samples_S for clip in clips] * 2)[: _MINUTE_S * SAMPLE_RATE]
     channel = wire.InferChannel(url)
     whole = request(new_id(), samples_S, flags=wire.START + wire.END)

@@ -49,7 +49,7 @@ class FullHouse:
         return [f"{text!r} instead of {right!r}" for text, right in self.texts if text != right]
 
 
-#: The backend's own limit is out of reach: whoever gets in does so by eviction.
+#: The backend's own limit is out of reach: a new stream gets in by eviction only.
 DEAD_LIMITS = Limits(max_streams=24, triton_idle_s=10.0, stream_idle_s=3600.0)
 
 
@@ -131,7 +131,7 @@ def _live_and_knock(server: TritonServer, limits: Limits, house: FullHouse) -> N
         while Streams.read(server).active < limits.max_streams:
             await asyncio.sleep(_OPENING_S)
         knockers = [asyncio.create_task(_knock(channel, house)) for _ in range(_NUM_KNOCKERS)]
-        # Whoever leaves makes room; so all stop knocking before the first one may.
+        # A stream that leaves makes room, so all stop knocking before the first one does.
         await asyncio.sleep(max(0.0, end_s - time.monotonic()))
         house.seconds = time.monotonic() - begin_s
         for task in knockers:

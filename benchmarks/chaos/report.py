@@ -162,7 +162,7 @@ def memory_checks(samples: list[Memory]) -> Iterable[Check]:
 def rest_checks(before: Memory, after: Memory, *, num_streams: int) -> Iterable[Check]:
     """What the model's process held before `num_streams` were opened and holds after them.
 
-    It serves nobody at either moment.
+    It serves no stream at either moment.
     """
     heap_bound_kib = HEAP_REST_KIB + HEAP_REST_KIB_PER_STREAM * num_streams
     for name, unit, old, new, bound in (

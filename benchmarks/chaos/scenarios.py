@@ -71,7 +71,7 @@ def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Ab
 
 
 async def _open_many(url: str, count: int) -> Counter[str]:
-    """Answers by status. Gives up when nobody gets in any more: fewer than `count` are "OK"."""
+    """Answers by status. Gives up when no stream gets in any more: fewer than `count` are "OK"."""
     clip, answers, numbers = read_clips()[0], Counter[str](), iter(range(count))
     channels = [wire.InferChannel(url) for _ in range(_NUM_CONNECTIONS)]
     last_opened_s = time.monotonic()

@@ -38,7 +38,7 @@ class Metrics:
 
     @classmethod
     def fetch(cls, url: str, timeout_s: float = 10.0) -> Metrics:
-        """Raises OSError when nobody answers."""
+        """Raises OSError when no server answers."""
         with _OPENER.open(url, timeout=timeout_s) as response:
             return cls.parse(response.read().decode("utf-8"))
 

@@ -127,7 +127,7 @@ class InferChannel:
         return InferStream(self._stream_infer())
 
     async def connect(self, timeout_s: float) -> None:
-        """Raises TimeoutError of asyncio when nobody answers."""
+        """Raises TimeoutError of asyncio when no server answers."""
         await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
 
     async def close(self) -> None:

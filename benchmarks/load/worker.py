@@ -212,7 +212,7 @@ async def _connect(channel: wire.InferChannel, url: str, timeout_s: float) -> No
         await channel.connect(timeout_s)
     except asyncio.TimeoutError:
         raise LoadError(
-            f"nobody answers at {url} within {timeout_s:g} s; give --url the gRPC port"
+            f"no server answers at {url} within {timeout_s:g} s; give --url the gRPC port"
         ) from None
 
 

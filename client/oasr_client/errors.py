@@ -1,7 +1,7 @@
 """What can go wrong between a client and the server, by what the caller should do about it.
 
 ClientError                  base; the message ends with the remedy
-├── ServerUnavailableError   nobody answers there, or the server is going down: start it, retry
+├── ServerUnavailableError   no server answers there, or it is going down: start it, retry
 ├── OverloadedError          the server is up but has no room for a stream: retry later
 ├── StreamLostError          the server no longer knows the stream: START it again
 │   └── StreamEndedError     the server ended it at its longest length: go on in a new one

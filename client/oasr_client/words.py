@@ -82,7 +82,7 @@ def check_scoring() -> None:
 def _folded(text: str) -> str:
     """One form for every way to write the same."""
     text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold()
-    # The small letter of the dotted capital I keeps a second dot, which nobody writes.
+    # The small letter of the dotted capital I keeps a second dot, which no text is written with.
     return unicodedata.normalize("NFKC", text).replace("i\u0307", "i")
 
 

@@ -36,7 +36,7 @@ from oasr_backend.serve.process import TritonServer
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A socket whose system accepts connections and where nobody ever answers."""
+    """A socket whose system accepts connections, and behind which no server ever answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 

@@ -19,7 +19,7 @@ def cores_by_thread(process_id: int) -> dict[str, set[frozenset[int]]]:
     """For each name that threads of the process have: the cores each of them may run on."""
     found: dict[str, set[frozenset[int]]] = {}
     for thread in Path(f"/proc/{process_id}/task").iterdir():
-        # A thread may end meanwhile.
+        # A thread may end while its files are read.
         with contextlib.suppress(OSError):
             name = (thread / "comm").read_text().strip()
             cores = frozenset(os.sched_getaffinity(int(thread.name)))

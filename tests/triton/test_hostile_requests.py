@@ -160,7 +160,7 @@ def test_a_grpc_message_of_64_mib_that_does_not_fit_its_shape_is_refused(
 def test_a_body_in_pieces_that_never_ends_keeps_nobody_out(
     server: TritonServer, recordings: list[Pcm16]
 ) -> None:
-    """Its thread serves others meanwhile: there are more such callers than threads."""
+    """Its thread serves other callers too: there are more such callers than threads."""
     host, _, port = server.http_url.partition(":")
     with ExitStack() as held:
         for _ in range(32):

@@ -29,7 +29,7 @@ from tests.triton.wire import (
 
 MAX_STREAMS = 6
 TRITON_IDLE_S, STREAM_IDLE_S = 2.0, 3.5
-#: Out of reach: whoever finds room gets it in another way.
+#: Out of reach: a stream that finds room gets it in another way.
 NEVER_S = 3600.0
 
 

@@ -364,7 +364,7 @@ def test_a_server_that_stops_answers_what_it_holds_and_leaves_nothing_behind(
         wait_until(lambda: held.metrics().get("oasr_active_streams") == 8, what="all are open")
         assert outcomes == []
         server.stop()
-        # Nobody sends END: the stop cuts Triton's wait for it short, or else its time-out does.
+        # No caller sends END: the stop cuts Triton's wait for it short, or else its time-out does.
         assert server.exit_status in (-signal.SIGKILL, 1)
         wait_until(lambda: len(outcomes) == 8, what="every call has returned")
         assert all(isinstance(outcome, str) and outcome for outcome in outcomes)

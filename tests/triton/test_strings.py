@@ -1,4 +1,4 @@
-"""Strings on the wire: our layout against Triton's own, and no output that nobody asked for."""
+"""Strings on the wire: our layout against Triton's own, and no output beside those asked for."""
 
 from __future__ import annotations
 
