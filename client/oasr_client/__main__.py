@@ -7,7 +7,7 @@ from oasr_client.interrupt import quit_on_interrupt
 
 def main() -> None:
     quit_on_interrupt()
-    # Imported late: it takes a second, in which Ctrl-C may come.
+    # The import takes a second, in which Ctrl-C may come, so it stands here.
     from oasr_client.cli import app
 
     app()

@@ -82,7 +82,7 @@ def rechunked(blocks: Iterable[Mono], chunk_ms: float) -> Iterator[Mono]:
     for block in blocks:
         held.append(block)
         num_held += block.size
-        # The last chunk is never yielded here: more may follow it, or nothing.
+        # The last chunk is not yielded here, since more samples may follow it.
         if num_held > step:
             *full, rest = iter_chunks(np.concatenate(held), chunk_ms)
             yield from full

@@ -27,7 +27,7 @@ from oasr_client.threads import in_thread, iterated
 from oasr_client.transcribe import Pace, transcribe, transcribe_live
 
 MICROPHONE_NAME = "microphone"
-#: What ends a stream whose audio is right.
+#: These errors end a stream whose audio is right.
 _CUTS = (StreamLostError, ServerUnavailableError, OverloadedError, DeadlineError)
 
 
@@ -60,14 +60,14 @@ async def transcribe_files(
 
 
 async def _all_or_none(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Until all are done. One that raises cancels the others, which are awaited first."""
+    """Waits until all are done. One that raises cancels the others and waits for their end."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         for task in tasks:
             task.cancel()
-        # Before the client is closed, they have to send END.
+        # Streams have to send END before the client is closed.
         endings = await asyncio.gather(*tasks, return_exceptions=True)
     for ending in endings:
         if ending is not None and not isinstance(ending, asyncio.CancelledError):
@@ -77,7 +77,7 @@ async def _all_or_none(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 async def _transcribe_file(
     client: AsyncStreamingClient, source: AudioSource, *, batch: Batch, report: Report
 ) -> str | None:
-    """Its text, or None where it failed."""
+    """The source's final text, or None where it failed."""
     last: Heard | None = None
     try:
         with await in_thread(lambda: batch.opened(source)) as recording:
@@ -105,7 +105,7 @@ async def _transcribe_file(
 
 
 def _with_length(error: ClientError, num_samples: int | None) -> ClientError:
-    """The error with what its stream could not know: how much there was to hear."""
+    """The error, to which the source's length is added: its stream could not know that."""
     length = "an unknown length" if num_samples is None else f"{seconds(num_samples):.2f} s"
     return type(error)(f"of {length} in all, {error}")
 
@@ -113,7 +113,7 @@ def _with_length(error: ClientError, num_samples: int | None) -> ClientError:
 async def transcribe_microphone(
     client: AsyncStreamingClient, pace: Pace, report: Report
 ) -> str | None:
-    """Until Ctrl-C, which ends the stream properly (a second one cancels); None if it failed."""
+    """Runs until Ctrl-C ends the stream (a second one cancels it). Returns None if it failed."""
     stop = asyncio.Event()
     last: Heard | None = None
 

@@ -129,7 +129,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
         "timeout_s": timeout,
         "options": _options(option, form),
         "want_result": form is not Form.TXT,
-        # The whole recording is at hand: a lost stream is sent again from its start.
+        # The whole recording is at hand, so the client sends a lost stream again from its start.
         "retry": RetryPolicy(replay_limit_s=30.0 if microphone else math.inf),
     }
     _check_settings(settings)
@@ -152,7 +152,7 @@ def transcribe(  # noqa: PLR0913 - a command's options are its parameters
 def _run(plan: Plan) -> int:
     with plan.report:
         status = asyncio.run(until_signalled(_run_async(plan)))
-        # The event loop has taken its own handler along.
+        # The event loop has removed its own handler, and Ctrl-C needs one until the end.
         quit_on_interrupt()
     if status > SIGNALLED:
         tell("cancelled")
@@ -225,7 +225,7 @@ def _manifest(path: Path | None) -> list[Reference]:
     if path is None:
         return []
     try:
-        # Scoring comes last: a missing package must not cost a whole run.
+        # Scoring comes last, so that a missing package does not cost a whole run.
         check_scoring()
         return load_manifest(path)
     except ClientError as error:

@@ -1,4 +1,4 @@
-"""Channels to one, also where they cancel each other."""
+"""Mixes channels into one, also where they cancel each other."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-#: Of the channels' power in their mean, -20 dB. N channels of unlike sounds leave 1 / N there.
+#: The mean keeps this share of the channels' power, -20 dB. N unlike channels leave 1 / N.
 MIN_MEAN_POWER = 0.01
-#: Where they have cancelled, -14 dB: what varies about one limit must not switch to and fro.
+#: The limit is -14 dB once they cancel, so that a share near one limit does not switch often.
 MIN_MEAN_POWER_AGAIN = 0.04
-#: What is decided upon at a time; shorter than a sound of speech.
+#: One choice holds for this long, which is shorter than a sound of speech.
 FRAME_S = 0.02
-#: Less is chance, of two tones that meet, say.
+#: Less than this happens by chance, as when two tones meet.
 MIN_TOLD_S = 0.1
-#: In place of a channel's number: all of them.
+#: It stands for all channels where a channel's number stands otherwise.
 MEAN = -1
-#: Frames on either side of a border that have a say in what is heard there.
+#: So many frames on either side of a border decide what is heard there.
 _REACH = 2
 
 Mono = npt.NDArray[np.float32]
@@ -35,18 +35,18 @@ class Downmix:
     def __init__(self, sample_rate_hz: int) -> None:
         self._frame = round(FRAME_S * sample_rate_hz)
         self._held_NC: Channels | None = None
-        # Of each frame the channel, or MEAN: those of `_REACH` frames before the held ones first.
+        # Each frame's channel, or MEAN. The `_REACH` frames before the held ones come first.
         self._choices = [MEAN] * _REACH
         self._min_told = round(MIN_TOLD_S / FRAME_S)
         self._num_cancelled = 0
 
     @property
     def has_cancelled(self) -> bool:
-        """Whether channels cancelled each other for as long as no chance does."""
+        """Whether channels cancelled each other for longer than they do by chance."""
         return self._num_cancelled >= self._min_told
 
     def mix(self, samples_NC: Channels) -> Mono:
-        """What is final by now, maybe nothing."""
+        """The samples that no later block can change; there may be none."""
         if samples_NC.shape[1] == 1:
             return samples_NC[:, 0]
         if self._held_NC is not None:
@@ -58,7 +58,7 @@ class Downmix:
         return self._release(max(0, num_frames - _REACH))
 
     def finish(self) -> Mono:
-        """The rest."""
+        """The samples that are left at the end."""
         if self._held_NC is None:
             return np.empty(0, np.float32)
         num_frames = -(-len(self._held_NC) // self._frame)
@@ -91,7 +91,7 @@ class Downmix:
         return mixed_N
 
     def _faded(self, frame_NC: Channels, first: int, last: int) -> Mono:
-        """From one choice to another, linearly."""
+        """Fades linearly from one choice to another."""
         first_N, last_N = _chosen(frame_NC, first), _chosen(frame_NC, last)
         if first == last:
             return first_N
@@ -101,17 +101,17 @@ class Downmix:
 
 def _choice(mean_power: float, power_C: npt.NDArray[np.float64], before: int) -> int:
     limit = MIN_MEAN_POWER if before == MEAN else MIN_MEAN_POWER_AGAIN
-    # Negated, so that samples which are no numbers stay in the mean and are refused by name.
+    # The test is negated, so that NaN stays in the mean and is refused by name.
     if not mean_power < limit * power_C.mean():
         return MEAN
     if before != MEAN and power_C[before] >= power_C.max() / 4:
         return before
-    # Not the loudest: of two that are alike, frames would take now one, now the other.
+    # Frames do not take the loudest: of two that are alike they would take now one, now the other.
     return int(np.argmax(power_C >= power_C.max() / 2))
 
 
 def _border(choices: Sequence[int]) -> int:
-    """What is heard between two frames: a channel where one of the frames around takes it."""
+    """The sound between two frames: a channel's where one of the two frames has chosen it."""
     return next((choice for choice in choices if choice != MEAN), MEAN)
 
 

@@ -1,4 +1,4 @@
-"""Options that would change nothing: each is refused by name."""
+"""Refuses, by name, each option that would change nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES = (
     ),
 )
 
-#: What the command itself does to the samples.
+#: The command itself does this to the samples.
 _SENT = {"sample_rate": 16000, "encoding": "pcm", "channels": 1}
 
 
@@ -71,9 +71,9 @@ def check_effects(given: Iterable[str], values: Values, names: Mapping[str, str]
 
 
 def check_request_options(options: Mapping[str, Any], *, form: str) -> None:
-    """Raises ClientError for an option without effect, or that would be untrue.
+    """Raises ClientError for an option without effect, or one whose outcome would be untrue.
 
-    It has none where its answer is not shown, or where another one turns off what it is about.
+    An option has no effect where its answer is not shown, or where another turns its subject off.
     """
     _check_turned_off(options)
     for name, value in options.items():
@@ -101,7 +101,7 @@ def _check_turned_off(options: Mapping[str, Any]) -> None:
 
 
 def _forms_with(option: str) -> tuple[str, ...]:
-    """The forms that show what the option asks for; it is in RESULT alone."""
+    """These forms show what the option asks for, which stands in RESULT alone."""
     if option == "nbest":
         return ("json",)
     if option == "word_times" or option.startswith("endpoint"):

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the server, by what the caller should do about it.
+"""The errors between a client and the server, sorted by what the caller should do about each.
 
 ClientError                  base; the message ends with the remedy
 ├── ServerUnavailableError   no server answers there, or it is going down: start it, retry
@@ -41,7 +41,7 @@ _HTTP_STATUS = {
 
 
 class ClientError(Exception):
-    """Base of the tree."""
+    """The base of the tree."""
 
 
 class ServerUnavailableError(ClientError):
@@ -88,7 +88,7 @@ def translate(error: Exception, *, url: str, timeout_s: float) -> ClientError:
 
 
 def _from_status(error: InferenceServerException, *, url: str, timeout_s: float) -> ClientError:
-    # tritonclient's own checks carry no status: the request never left.
+    # An error of tritonclient's own checks has no status, since it sent no request.
     raw = str(error.status() or "INVALID_ARGUMENT").rsplit(".", 1)[-1]
     status = _HTTP_STATUS.get(raw, raw)
     text = str(error.message() or "no message")

@@ -11,9 +11,9 @@ import tritonclient.grpc.aio
 from oasr_client.errors import translate
 from oasr_client.wire import ChunkRequest, Endpoint, Reply, parse_reply
 
-# A ping only while a call waits, and never a third one without data: servers that limit pings
-# (Triton: one per 5 minutes without data, two strikes) then have no reason to hang up. The local
-# pool gives each client its own connection; the short back-off lets a restarted server be found.
+# The channel pings only while a call waits, and at most twice without data. Servers that limit
+# pings (Triton: one per 5 minutes without data, two strikes) then have no reason to hang up. The
+# local pool gives each client its own connection. The short back-off finds a restarted server.
 CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),

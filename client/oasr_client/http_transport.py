@@ -60,7 +60,7 @@ class HttpTransport:
         return client
 
     def _drop_client(self) -> None:
-        # A half-read answer must not be taken for the next request's.
+        # The next request must not take a half-read answer for its own.
         self._client().close()
         self._of_thread.client = None
 

@@ -24,7 +24,7 @@ class LoopBoundTransport:
             asyncio.get_running_loop()
         except RuntimeError:
             return
-        # Now, where it can be: the libraries take their time, which no request should pay.
+        # It is made now where it can be, so that no request pays for the libraries' import.
         self._of_this_loop()
 
     async def infer(self, request: ChunkRequest, timeout_s: float) -> Reply:

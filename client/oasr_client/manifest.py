@@ -45,7 +45,7 @@ def _entries(content: str) -> list[Any]:
     if content.lstrip().startswith("["):
         loaded = json.loads(content)
         return list(loaded)
-    # Line feeds only: JSON strings may hold the other characters that end a line.
+    # Only line feeds end a line here: JSON strings may hold the other characters that do.
     lines = enumerate(content.split("\n"), 1)
     return [_line(number, line) for number, line in lines if line.strip()]
 
@@ -54,7 +54,7 @@ def _line(number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        # Its own number counts from the line that it was given.
+        # The decoder counts lines from the one that it was given.
         raise ValueError(f"line {number}, column {error.colno}: {error.msg}") from error
 
 
@@ -82,7 +82,7 @@ def _seconds(fields: Mapping[str, Any], name: str, *, where: str) -> float | Non
     if value is None:
         return None
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    # An integer may be beyond every float.
+    # JSON's integers may be larger than any float.
     if not is_number or not 0 <= value <= sys.float_info.max:
         raise ClientError(f"{where}: its {name} is {value!r}; give seconds, 0 or more")
     return float(value)

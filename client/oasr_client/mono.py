@@ -1,4 +1,4 @@
-"""Channels at any rate as the server wants them, block by block: mono float32 at 16 kHz."""
+"""Turns channels at any rate into mono float32 at 16 kHz, block by block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from oasr_client.downmix import Mono as Mono
 from oasr_client.errors import InvalidAudioError
 
 SAMPLE_RATE_HZ = 16000
-#: Below, speech is not intelligible and resampling multiplies a file's size; above, no recorder.
+#: Below it speech is not intelligible and resampling multiplies a file; no recorder goes above.
 MIN_FILE_RATE_HZ = 4000
 MAX_FILE_RATE_HZ = 384000
 
@@ -38,11 +38,11 @@ class Converter:
         return self._downmix.has_cancelled
 
     def convert(self, samples_NC: Channels) -> Mono:
-        """What is final by now, maybe nothing."""
+        """The samples that no later block can change; there may be none."""
         return self._resampled(self._downmix.mix(samples_NC), is_last=False)
 
     def finish(self) -> Mono:
-        """The rest."""
+        """The samples that are left at the end."""
         return self._resampled(self._downmix.finish(), is_last=True)
 
     def _resampled(self, mono_N: Mono, *, is_last: bool) -> Mono:

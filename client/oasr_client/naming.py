@@ -1,4 +1,4 @@
-"""What a stream is called, and the options that it is asked for with."""
+"""The id of a stream, and the options that its START carries."""
 
 from __future__ import annotations
 

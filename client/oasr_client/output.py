@@ -1,4 +1,4 @@
-"""What is written never ends in a traceback: of an encoding, of a full disk, of a closed pipe."""
+"""Output without tracebacks, whatever encoding, full disk or closed pipe it meets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
-#: What ends a line somewhere.
+#: Each of these characters ends a line for some reader.
 _LINE_BREAK = re.compile("[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]")
 #: Bytes of a file's name that are no UTF-8, as Python has them, and other halves of characters.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -23,7 +23,7 @@ class OutputError(Exception):
 
 
 def standard_output() -> TextIO:
-    """Raises OutputError where it is closed."""
+    """Raises OutputError where stdout is closed."""
     if sys.stdout is None:
         raise OutputError("stdout is closed; redirect it into a file, or to /dev/null")
     return sys.stdout
@@ -31,11 +31,11 @@ def standard_output() -> TextIO:
 
 @contextlib.contextmanager
 def output_told() -> Iterator[None]:
-    """Raises OutputError for a fault of stdout, which is then written to no more."""
+    """Raises OutputError for a fault of stdout, and writes no more to it then."""
     try:
         yield
     except OSError as error:
-        # Python flushes what is left when it ends, and would fail again.
+        # Python flushes the rest when it ends, and would fail again.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OutputError(
@@ -44,7 +44,7 @@ def output_told() -> Iterator[None]:
 
 
 def tell(words: str) -> None:
-    """A line on stderr, if anyone can have it."""
+    """Writes a line to stderr, if stderr is open."""
     with contextlib.suppress(OSError, AttributeError):
         sys.stderr.write(f"oasr-client: {without_line_breaks(words)}\n")
         sys.stderr.flush()
@@ -68,7 +68,7 @@ def without_faults(out: TextIO, *, is_document: bool) -> TextIO:
 
 
 def json_line(fields: Mapping[str, Any]) -> str:
-    r"""One line that every reader takes: a name's byte that is no UTF-8 is the text \xff."""
+    r"""One line of JSON; a byte of a name that is no UTF-8 becomes the text \xff."""
     return _SURROGATE.sub(_escaped, json.dumps(fields, ensure_ascii=False)) + "\n"
 
 
@@ -80,5 +80,5 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def without_line_breaks(text: str) -> str:
-    """What may stand in a line of its own."""
+    """The text with all line breaks escaped."""
     return _LINE_BREAK.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

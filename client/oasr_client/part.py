@@ -1,4 +1,4 @@
-"""What the server hears as one stream: how far it was sent, how far decoded."""
+"""A part that the server hears as one stream: how much the client sent, how much it decoded."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Part:
         return self.document.get("finish_reason") == "length"
 
     def heard(self, reply: Reply, num_samples: int) -> None:
-        """An answer to so many more samples; one without RESULT is taken for all decoded."""
+        """Notes an answer to so many more samples. One without RESULT counts as all decoded."""
         self.reply = reply
         self.next += num_samples
         self.decoded = self.next
         audio_s, decoded_s = (self.document.get(name) for name in ("audio_s", "decoded_s"))
         if audio_s:
-            # What a second has in samples may be the server's own setting.
+            # The server's own setting may tell how many samples a second has.
             self.rate_hz = self.num_sent / audio_s
         if audio_s and decoded_s is not None:
             self.decoded = self.begin + round(min(decoded_s / audio_s, 1.0) * self.num_sent)

@@ -9,7 +9,7 @@ from oasr_client.scripts import join_texts
 
 Document = dict[str, Any]
 
-#: Lists whose entries have `start_s` and `end_s`.
+#: The entries of these lists have `start_s` and `end_s`.
 _TIMED = ("tokens", "words", "segments")
 
 
@@ -39,7 +39,7 @@ class Parts:
                 segment.update(is_final=True, reason="restart")
         self._best = _followed(self._best, document.get("nbest"))
         self._text = join_texts(self._text, text)
-        # A part of which nothing was decoded is sent again from its own beginning.
+        # The client sends a part again from its beginning if the server decoded none of it.
         received_s: float = document.get("audio_s", 0.0)
         self._offset_s += document.get("decoded_s", received_s)
         self._num_frames += int(document.get("num_frames", 0))

@@ -18,18 +18,18 @@ from oasr_client.riff import missing_bytes, open_endless_wav
 from oasr_client.sources import AudioSource, Excerpt, RawFormat
 
 BLOCK_S = 1.0
-#: Read and dropped before an excerpt: an MP3 is only itself again a while after a jump.
+#: So much is read and dropped before an excerpt, since an MP3 is exact only a while after a seek.
 PREROLL_S = 1.0
-#: By so much a manifest's rounded times may lie beyond the end.
+#: Rounded times of a manifest may lie this far beyond the end.
 ROUNDING_S = 0.1
-#: A larger file that says it holds no samples is refused.
+#: The client refuses a larger file whose header says 0 samples.
 MAX_EMPTY_BYTES = 4096
 #: A stream's header may leave its length open; libsndfile then gives the largest number.
 _MAX_FRAMES = 2**62
 
 
 class _Sequential(soundfile.SoundFile):  # type: ignore[misc]
-    """SoundFile would jump to where it is after each block, which harms the next one of an MP3."""
+    """SoundFile would seek to its own position after a block, which harms an MP3's next block."""
 
     def seekable(self) -> bool:
         return False
@@ -44,7 +44,7 @@ class Recording:
     def __init__(self, source: AudioSource, raw: RawFormat | None = None) -> None:
         self._source = source
         self._excerpt = source if isinstance(source, Excerpt) else Excerpt(source)
-        #: What its owner should hear of; complete behind the last block.
+        #: Warnings for the caller. The list is complete after the last block.
         self.warnings: list[str] = []
         self._open_files = contextlib.ExitStack()
         with self._told():
@@ -55,7 +55,7 @@ class Recording:
 
     @property
     def num_samples(self) -> int | None:
-        """At 16 kHz, as far as it is known beforehand."""
+        """The number of samples at 16 kHz, where the header tells it."""
         num_frames = self._num_frames_asked()
         if self._file.frames < _MAX_FRAMES:
             num_frames = min(num_frames, self._file.frames - self._begin)
@@ -95,7 +95,7 @@ class Recording:
         if raw is not None:
             return self._open_files.enter_context(_open_raw(name, raw))
         file = self._open_files.enter_context(_Sequential(name))
-        # Before the samples: a header that lies about the rate must not cost memory.
+        # The rate is checked before any sample is read, so that a false header costs no memory.
         check_rate(file.samplerate)
         num_missing = missing_bytes(name)
         if num_missing:
@@ -106,7 +106,7 @@ class Recording:
         return file if file.frames else self._beyond_header(name, file)
 
     def _beyond_header(self, name: bytes, file: Any) -> Any:
-        """The file that holds nothing, or what is behind a header that only says so."""
+        """Opens a file whose header says 0 samples: it is empty, or samples follow the header."""
         endless = open_endless_wav(name)
         if endless is not None:
             self.warnings.append("its header says 0 samples; it is read up to its end")
@@ -163,7 +163,7 @@ class Recording:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Faults name the source; where opening fails, what is open is closed."""
+        """Errors name the source. A file that is open by then is closed where opening fails."""
         try:
             yield
         except InvalidAudioError as error:

@@ -1,4 +1,4 @@
-"""Where the transcripts go: plain lines, documents, JSON lines, or a live terminal view."""
+"""Writes transcripts: as plain lines, documents, JSON lines, or a live terminal view."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Report:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Everything is flushed as it is written."""
+        """Each write is followed by a flush."""
 
     def heard(self, event: Heard) -> None:
         if event.update.is_final:
@@ -77,7 +77,7 @@ class Report:
     def failed(
         self, source: AudioSource | str, error: ClientError, heard: Heard | None = None
     ) -> None:
-        """`heard` is the last answer, if there was one: what it says is no final text."""
+        """`heard` is the last answer, if one came; its text is no final one."""
         where = "" if str(error).startswith(str(source)) else f"{source}: "
         tell(f"{where}{error}")
         if heard is not None and heard.update.text and not heard.update.is_final:
@@ -209,7 +209,7 @@ class LiveReport(Report):
 
 
 class _LongBar(BarColumn):
-    """A bar for recordings long enough to wait for."""
+    """Recordings of at least this length get a bar."""
 
     def render(self, task: Task) -> Any:
         is_long = task.total is not None and seconds(int(task.total)) >= LONG_RECORDING_S

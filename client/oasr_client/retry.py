@@ -1,4 +1,4 @@
-"""How hard a client tries."""
+"""When a client tries again."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def open_endless_wav(path: str | bytes) -> OpenEndedWav | None:
 
 
 def missing_bytes(path: str | bytes) -> int:
-    """What a WAV's header says of samples beyond the end of the file; 0 for other files."""
+    """The number of samples that a WAV's header claims beyond the file's end; 0 for other files."""
     with open(path, "rb") as file:
         position, size = _data_chunk(file) or (0, 0)
         end = file.seek(0, io.SEEK_END)
@@ -61,7 +61,7 @@ def _empty_data_chunk(file: BinaryIO) -> int | None:
 
 
 def _data_chunk(file: BinaryIO) -> tuple[int, int] | None:
-    """Where it begins, and the size that it says."""
+    """The position of the data chunk, and the size that its header says."""
     head = file.read(_RIFF.size)
     if len(head) < _RIFF.size or (head[:4], head[8:]) != (b"RIFF", b"WAVE"):
         return None
@@ -75,14 +75,14 @@ def _data_chunk(file: BinaryIO) -> tuple[int, int] | None:
 
 
 def _ends_in_chunks(file: BinaryIO, position: int) -> bool:
-    """Whether nothing but whole chunks, of names, say, follows up to the end of the file."""
+    """Whether only whole chunks, as those of names, follow up to the end of the file."""
     end = file.seek(0, io.SEEK_END)
     while position < end:
         chunk = _chunk_at(file, position)
         if chunk is None or not (chunk[0].isascii() and chunk[0].decode().isprintable()):
             return False
         position = _next(position, chunk[1])
-    # The last one's padding may be missing.
+    # The padding of the last chunk may be missing.
     return position - end in (0, 1)
 
 

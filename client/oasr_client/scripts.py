@@ -1,4 +1,4 @@
-"""How parts of a text are joined: which scripts put no space between their words."""
+"""Joins parts of a text, and knows which scripts put no space between words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _belong_together(last: str, first: str) -> bool:
 
 
 def is_inside_word(before: str, after: str) -> bool:
-    """Whether a word goes on over a border without a space. Between Han letters one may end."""
+    """Whether a word goes on over a border without a space. A word may end between Han letters."""
     goes_on = unicodedata.category(after[0]) in _TRAILING_CATEGORIES
     return goes_on or not (is_unspaced(before[-1]) and is_unspaced(after[0]))
 

@@ -1,4 +1,4 @@
-"""What a stream has been given, as long as it may have to be sent again."""
+"""The audio of a stream, kept for as long as the client may have to send it again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from oasr_client.errors import ClientError
 from oasr_client.wire import Samples
 
-#: A stream holds so much in memory, and what is beyond in a temporary file.
+#: A stream holds this much in memory, and the rest in a temporary file.
 MEMORY_BYTES = 4 << 20
 
 
@@ -43,13 +43,13 @@ class SentAudio:
         return np.frombuffer(content, self._dtype)
 
     def cut(self, end: int) -> None:
-        """Drops what is at `end` and behind."""
+        """Drops the samples from `end` on."""
         self.end = end
 
     def forget(self, begin: int) -> None:
-        """Drops what is before `begin`."""
+        """Drops the samples before `begin`."""
         self.begin = max(begin, self.begin)
-        # Copied when the dead part outgrows the rest: each sample moves once on average.
+        # The file is copied when its dead part outgrows the rest: each sample moves once on average.
         if self.begin - self._origin > self.end - self.begin:
             kept = self.read(self.begin, self.end)
             self.close()
@@ -61,7 +61,7 @@ class SentAudio:
         self._file.close()
 
     def __del__(self) -> None:
-        # A stream may be dropped without an end; the file is then no leak to warn of.
+        # A caller may drop a stream without END. Python must not warn of its file as a leak.
         self.close()
 
     def _seek(self, sample: int) -> None:

@@ -1,4 +1,4 @@
-"""One stream's life without any I/O: what to send next, what a reply means, what a loss means.
+"""One stream's life without any I/O: the next request, and the meaning of a reply or a loss.
 
 `Session.exchange` is a generator of steps: a `ChunkRequest` to send or a `Pause` to wait. The
 driver performs a step and hands its outcome to `advance`, until that returns a `StreamUpdate`.
@@ -39,7 +39,7 @@ REPLAY_PIECE_S = 10.0
 
 @dataclass(frozen=True)
 class StreamUpdate:
-    """What the server has heard so far.
+    """The answer to everything that the server has heard so far.
 
     `text` and `result` (the RESULT document, when asked for, with all entries) tell the whole
     stream, also where the server heard it in several parts; `segment` counts the parts before the
@@ -95,7 +95,7 @@ class Session:
         self._audio = SentAudio(wire_dtype(dtype))
         self._parts = Parts()
         self._part = Part.starting(0, SAMPLE_RATE_HZ)
-        # How far the last update goes.
+        # The last update covers samples up to here.
         self._num_told = 0
         self._num_starts_failed = 0
         self._num_restarts = 0
@@ -138,7 +138,7 @@ class Session:
             )
 
     def _until_answered(self, first: int, *, is_last: bool) -> Exchange:
-        """Sends what is unsent, the samples from `first` on being new."""
+        """Sends the samples that are unsent; those from `first` on are new."""
         while True:
             request = self._request(first, is_last=is_last)
             sent_s = time.perf_counter()
@@ -159,7 +159,7 @@ class Session:
     def _request(self, first: int, *, is_last: bool) -> ChunkRequest:
         begin, end = self._part.next, self._audio.end
         if begin != first:
-            # Sent again: in pieces that stay well within a deadline.
+            # Audio is sent again in pieces that stay well within a deadline.
             end = min(end, begin + round(REPLAY_PIECE_S * SAMPLE_RATE_HZ))
         is_start = not self._is_started
         self._may_be_held = True
@@ -190,7 +190,7 @@ class Session:
     def _update(self, reply: Reply, latency_s: float, *, is_final: bool) -> StreamUpdate:
         document = self._parts.document(reply.result) if reply.result else reply.result
         if document and self._part.is_at_length and not is_final and self._policy.max_restarts:
-            # The part is over, the stream is not.
+            # The part is over, but the stream goes on.
             document = {**document, "is_final": False, "finish_reason": None}
         return StreamUpdate(
             self._parts.text(reply.text),
@@ -234,7 +234,7 @@ class Session:
         self._is_started = False
 
     def _recover(self, error: ClientError, request: ChunkRequest, first: int) -> float:
-        """Seconds to wait before what is then unsent; raises `error` when it must be told."""
+        """Seconds to wait before the unsent samples go. Raises `error` when no attempt is left."""
         if request.is_start and self._may_start_again(error):
             self._num_starts_failed += 1
             return self._policy.pause_s(self._num_starts_failed - 1)

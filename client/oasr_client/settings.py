@@ -1,4 +1,4 @@
-"""What a client is made with, checked, and the transport that this asks for."""
+"""The checked settings of a client, and the transport that they ask for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT_URLS = {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:8000"}
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """What both clients are made with.
+    """The settings of both clients.
 
     `url` is host:port without a scheme; None means this machine and the protocol's usual port.
     `dtype` is the wire's: pcm16 has half the bytes of fp32. `timeout_s` is the deadline of one
@@ -94,7 +94,7 @@ class AsyncTransport(Protocol):
 
 
 def make_transport(settings: ClientSettings) -> Transport:
-    # Imported late: each protocol's libraries take their time, and one is enough.
+    # Each protocol's libraries take their time to import, and a client needs one of them.
     if settings.protocol == "grpc":
         from oasr_client.grpc_transport import GrpcTransport
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as cancellation, once: what runs has its bounded time to say goodbye."""
+"""Turns the first Ctrl-C or SIGTERM into a cancellation, so that streams have time for END."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
-#: A shell's exit status of a process that signal N ended is this plus N.
+#: A shell's exit status is this plus N for a process that signal N ended.
 SIGNALLED = 128
 
 

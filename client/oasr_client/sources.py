@@ -1,4 +1,4 @@
-"""What is transcribed: whole files, excerpts of files, files without a header."""
+"""The sources of audio: whole files, excerpts of files, files without a header."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Excerpt:
 
     @property
     def stem(self) -> str:
-        """The name of a file about it, without a suffix."""
+        """The name, without a suffix, of a file that tells of the source."""
         return f"{self.path.stem}_{self.offset_s:g}" if self.offset_s else self.path.stem
 
 
@@ -33,7 +33,7 @@ AudioSource = Path | Excerpt
 
 @dataclass(frozen=True)
 class RawFormat:
-    """What a file without a header holds; `subtype` is libsndfile's name of the encoding."""
+    """The format of a file without a header; `subtype` is libsndfile's name of the encoding."""
 
     subtype: str
     sample_rate_hz: int = SAMPLE_RATE_HZ

@@ -76,7 +76,7 @@ class Stream:
         return self._session.sequence_id
 
     def send(self, samples: npt.ArrayLike) -> StreamUpdate:
-        """Mono 16 kHz samples (or the rate named in the options), any number of them."""
+        """Sends any number of mono samples at 16 kHz, or at the rate in the options."""
         return self._drive(self._session.exchange(samples, is_last=False))
 
     def finish(self, samples: npt.ArrayLike | None = None) -> StreamUpdate:
@@ -158,7 +158,7 @@ class AsyncStream:
         return self._session.sequence_id
 
     async def send(self, samples: npt.ArrayLike) -> StreamUpdate:
-        """Mono 16 kHz samples (or the rate named in the options), any number of them."""
+        """Sends any number of mono samples at 16 kHz, or at the rate in the options."""
         return await self._drive(self._session.exchange(samples, is_last=False))
 
     async def finish(self, samples: npt.ArrayLike | None = None) -> StreamUpdate:

@@ -11,7 +11,7 @@ from oasr_client.scripts import is_inside_word, separators
 MAX_CUE_S = 6.0
 MAX_CUE_CHARACTERS = 80
 MAX_PAUSE_S = 0.8
-#: Players drop a cue without length.
+#: Players drop a cue that has no length.
 MIN_CUE_S = 0.001
 
 
@@ -35,9 +35,9 @@ def vtt(result: Mapping[str, Any]) -> str:
 
 
 def make_cues(result: Mapping[str, Any]) -> list[Cue]:
-    """Words with times, grouped; else one cue per segment; else one for the whole recording.
+    """Cues of grouped words with times; else one for each segment; else one for the recording.
 
-    What is blank has no cue, and a segment that goes on with a word shares that word's cue.
+    A blank text has no cue. A segment that goes on with a word shares that word's cue.
     """
     words = _parts(result, "words", "word")
     if words:

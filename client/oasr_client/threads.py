@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 async def in_thread(work: Callable[[], Value]) -> Value:
-    """Its value. Cancelled, waits for it first: what it works on may then be closed."""
+    """The call's value. When cancelled it waits for the call, so that its files may be closed."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -20,6 +20,6 @@ async def in_thread(work: Callable[[], Value]) -> Value:
 
 
 async def iterated(values: Iterator[Value]) -> AsyncGenerator[Value, None]:
-    """The values, each made in a thread when it is asked for."""
+    """The values; a thread makes each one when the caller asks for it."""
     while (value := await in_thread(lambda: next(values, None))) is not None:
         yield value

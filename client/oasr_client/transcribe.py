@@ -12,7 +12,7 @@ from oasr_client.mono import SAMPLE_RATE_HZ, Mono
 from oasr_client.session import StreamUpdate
 from oasr_client.streaming import AsyncStreamingClient
 
-#: Called with each answer and the number of samples that it covers.
+#: It is called with each answer and the number of samples that the answer covers.
 OnUpdate = Callable[[StreamUpdate, int], None]
 
 

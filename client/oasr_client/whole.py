@@ -1,11 +1,11 @@
-"""RESULT documents with all their entries: one of a live stream leaves out what was told before."""
+"""Completes RESULT documents: one of a live stream leaves out what an earlier one told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: Each list, and the field that counts its first entries that are left out.
+#: Each list, with the field that counts the first entries that the document leaves out.
 _COUNTS = {
     "tokens": "num_tokens_before",
     "words": "num_words_before",

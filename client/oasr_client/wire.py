@@ -18,7 +18,7 @@ from oasr_client.errors import ClientError, InvalidAudioError
 
 #: A Triton correlation id. The integer 42 and the string "42" are two streams.
 SequenceId = int | str
-#: What Triton carries as a request parameter.
+#: The types that Triton carries as a request parameter.
 OptionValue = bool | int | float | str
 Samples = npt.NDArray[Any]
 
@@ -80,7 +80,7 @@ def wire_dtype(dtype: str) -> np.dtype[Any]:
 def infer_arguments(request: ChunkRequest, *, tensors: ModuleType, dtype: str) -> dict[str, Any]:
     """Keyword arguments of `infer`, the same for all four clients of tritonclient.
 
-    RESULT is asked for in any case: only there the server says that it ended the stream.
+    The request always asks for RESULT: only there the server says that it ended the stream.
     """
     name, triton_type = _INPUTS[dtype]
     audio_1N = request.samples[np.newaxis, :]

@@ -20,7 +20,7 @@ _WORD = rf"(?=[{_UNSPACED}])\X\p{{M}}*|[^\s\u200b{_UNSPACED}]+"
 
 
 class Scored(Protocol):
-    """What was to be heard where."""
+    """A source, and the text that a speaker says in it."""
 
     @property
     def audio(self) -> AudioSource: ...
@@ -61,7 +61,7 @@ def word_errors(references: Sequence[Scored], texts: Mapping[AudioSource, str]) 
 
 
 def split_words(text: str) -> list[str]:
-    """What is counted: words between spaces, and single characters where words have none.
+    """The units that count: words between spaces, and characters where words have none.
 
     Both sides are compared in Unicode's NFKC form with its full case folding and one apostrophe.
     Raises ClientError when the package regex is missing.
@@ -82,7 +82,7 @@ def check_scoring() -> None:
 def _folded(text: str) -> str:
     """One form for every way to write the same."""
     text = unicodedata.normalize("NFKC", text.translate(_APOSTROPHES)).casefold()
-    # The small letter of the dotted capital I keeps a second dot, which no text is written with.
+    # Lower case of the dotted capital I keeps a second dot, which texts leave out.
     return unicodedata.normalize("NFKC", text).replace("i\u0307", "i")
 
 
