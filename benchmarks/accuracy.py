@@ -1,4 +1,4 @@
-"""What the demo's texts are worth: word error rates by option, recall of hotwords, half precision.
+"""Measures the demo's texts: word error rates by option, recall of hotwords, half precision.
 
     python -m benchmarks.accuracy [--device cuda] [--dtype bfloat16 --dtype float16]
 
@@ -26,7 +26,7 @@ Parameters = Mapping[str, ParameterValue]
 GREEDY: Parameters = {"decoder": "greedy"}
 BEAM: Parameters = {"decoder": "prefix_beam"}
 RESCORED: Parameters = {**BEAM, "rescoring": True}
-#: log-prob a unit; the first is the default.
+#: Each is a log-prob for one unit; the first is the default.
 BOOSTS = (1.0, 1.5)
 #: Words that no recording holds.
 ABSENT = (
@@ -38,7 +38,7 @@ _LEAST_LETTERS = 6
 
 
 def recordings() -> list[Reference]:
-    """The demo's recordings with what is said in them: 60 of eval/, then 10 of testset/."""
+    """The demo's recordings with their reference texts: 60 of eval/, then 10 of testset/."""
     folders = [DEMO_DIRECTORY / name for name in ("eval", "testset")]
     return [entry for folder in folders for entry in load_manifest(folder / "manifest.json")]
 
@@ -109,7 +109,7 @@ class Contest:
                     yield self._rate(f"{name}, {group}", texts, members)
 
     def hotwords(self) -> Iterator[Figure]:
-        """Recall of the rare words and the word error rates: none, own, everybody's, absent."""
+        """Recall of rare words and word error rates, for no hotwords, own, all, absent ones."""
         rare = rare_words(self._references)
         yield from self._heard("no hotwords", [()] * len(rare), 0.0)
         everybodys = [word for words in rare for word in words]

@@ -1,7 +1,7 @@
-"""The engine at 32 streams against the plain way: one stream after the other, dense caches.
+"""Compares the engine at 32 streams with the plain way: one stream after the other, dense caches.
 
 Both hear the same utterances in the same chunks with the same filterbank and the same number of
-threads, in turns, so that whatever else the machine does strikes both.
+threads, in turns, so that other work of the machine slows both.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def engine_text(engine: Engine, chunks: Utterance) -> str:
 
 
 def run(options: Options) -> Report:
-    """Raises AssertionError when the two differ in what they hear: they must do the same work."""
+    """Raises AssertionError when the two give different texts: they must do the same work."""
     audio = utterances(quick=options.quick)
     engine, plain = load_engine(options, num_streams=NUM_STREAMS), _load_plain(options)
     num_compared = _compare_texts(engine, plain, audio[: 2 if options.quick else 8])

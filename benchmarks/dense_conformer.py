@@ -25,7 +25,7 @@ _NUM_POSITIONS = 5000
 
 @dataclass
 class DenseState:
-    """What one stream carries from chunk to chunk; per layer keys, values and convolution input."""
+    """One stream's state between chunks: each layer's keys, values and convolution input."""
 
     offset: int = 0
     keys_KHC: dict[int, Tensor] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class DenseState:
 
 
 class DenseConformer:
-    """`log_probs` of one window of features; what it remembers is in the caller's DenseState."""
+    """`log_probs` of one window of features; the caller's DenseState holds what it remembers."""
 
     def __init__(self, directory: Path, *, num_left_frames: int, device: str = "cpu") -> None:
         """`num_left_frames` of history are seen; -1 sees all."""

@@ -1,4 +1,4 @@
-"""One step on the device, audio in and tokens out, at several widths: replayed, eager, profiled.
+"""Times one device step, audio in and tokens out, at several widths: replayed, eager, profiled.
 
     python -m benchmarks.device_step --widths 1 32 256 1024 --dtype bfloat16
 

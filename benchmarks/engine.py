@@ -1,4 +1,4 @@
-"""The engine in process, closed loop: all streams push a chunk, all are answered, again.
+"""Runs the engine in process, in a closed loop: all streams send a chunk and wait for its answer.
 
 A round covers what a request covers: buffering, features, encoder, decoder, text.
 """
@@ -34,7 +34,7 @@ WARM_UP_ROUNDS = CHUNKS_PER_UTTERANCE + 2
 
 @dataclass
 class _Slot:
-    """One place for a live stream: which utterance plays, and how far it is."""
+    """One place for a live stream: the utterance that plays, and its position."""
 
     utterance: int
     position: int

@@ -2,7 +2,7 @@
 
     python -m benchmarks.get_perf_analyzer
 
-One that is on PATH and runs is taken as it is (the -py3-sdk image, or `pip install
+A perf_analyzer on PATH that runs is taken as it is (the -py3-sdk image, or `pip install
 perf-analyzer` on glibc >= 2.38). Otherwise the binary comes from the last tritonclient wheel that
 holds one and runs on glibc 2.35. The two libraries that this binary misses on a plain machine,
 libb64 and libcudart, are in the nvidia-pytriton wheel under other file names.
@@ -55,7 +55,7 @@ def get_perf_analyzer(cache: Path = CACHE_DIRECTORY) -> Path:
 
 
 def run_error(program: Path) -> str | None:
-    """Why `program --version` fails; None when it runs."""
+    """The reason why `program --version` fails; None when it runs."""
     try:
         result = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=30, check=False

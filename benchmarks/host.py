@@ -1,8 +1,8 @@
-"""The host's share of a request: a round of the engine, closed loop, but for the model.
+"""Measures the host's share of a request: a round of the engine without the model, closed loop.
 
-On a card it is this that fills an instance, not the step. The model is tiny, so that what the
-caches do on the device costs nothing here, and its runner answers logits made before. Processor
-time is counted, so that a busy machine changes less.
+On a card this share fills an instance, and the step does not. The model is tiny, so that the
+caches' work on the device costs nothing here, and its runner answers logits made before. The figures
+are processor time, which a busy machine changes less.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
 
 STREAM_COUNTS = (16, 64, 256, 1024)
-#: As in running speech: about two tokens a chunk.
+#: Running speech has as many: about two tokens a chunk.
 _SPOKEN_SHARE = 0.12
 
 

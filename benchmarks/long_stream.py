@@ -1,4 +1,4 @@
-"""One stream of hours: flat memory, and its last minutes heard as well as its first.
+"""Checks one stream of hours: memory stays flat, and its last minutes are heard as its first.
 
     OMP_NUM_THREADS=1 python -m benchmarks.long_stream --hours 2
 
@@ -28,7 +28,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
-#: Longer than a window of the encoder: the lap's last word is out before the next lap begins.
+#: The silence is longer than a window, so a lap's last word is out before the next lap begins.
 _SILENCE_S = 1.5
 #: The stream's transcript itself takes about 2 MiB an hour.
 MOST_GROWTH_MIB = 16.0
@@ -38,7 +38,7 @@ _STREAM_ID = "long"
 
 @dataclass(frozen=True)
 class Lap:
-    """Joined clips and what is said in them."""
+    """Joined clips and their reference text."""
 
     samples_S: FloatArray
     text: str
@@ -136,7 +136,7 @@ def play(config: ServingConfig, *, lap_s: float, num_laps: int) -> list[LapResul
 
 
 def complaints(laps: Sequence[LapResult]) -> list[str]:
-    """What is not as it should be, in words; laps after the first have a full history."""
+    """The faults, in words. Laps after the first have a full history."""
     found = []
     change = laps[-1].word_error_rate - laps[0].word_error_rate
     if abs(change) > MOST_WER_CHANGE:

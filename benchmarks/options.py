@@ -1,4 +1,4 @@
-"""What a stream's options cost: 32 live streams, the same audio, one option set after the other.
+"""Measures what options cost: 32 live streams, the same audio, one option set after the other.
 
 The rounds of all sets alternate.
 
@@ -19,7 +19,7 @@ from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ParameterValue
 
 STREAMS = 32
-#: Prefix beam 10 may cost this much of greedy, end to end.
+#: Prefix beam 10 may cost at most this many times what greedy costs, end to end.
 _MOST_FOR_THE_BEAM = 1.5
 _BEAM: Mapping[str, ParameterValue] = {"decoder": "prefix_beam"}
 _PHRASES = "PROTECTIVE INTELLIGENCE|SECRET SERVICE|COMMISSION|TREASURY|PRESIDENTIAL|ADVANCE"
@@ -72,7 +72,7 @@ def measure(repeats: int) -> Report:
 
 
 def _share(name: str, times_ms: Mapping[str, Sequence[float]]) -> Figure:
-    """Per round, the throughput that is left of that without options."""
+    """Each round's throughput as a share of that without options."""
     pairs = zip(times_ms["no options"], times_ms[name], strict=True)
     target = 1 / _MOST_FOR_THE_BEAM if name == "prefix beam 10" else None
     shares = [plain / other for plain, other in pairs]

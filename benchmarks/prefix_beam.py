@@ -1,4 +1,4 @@
-"""Prefix beam search of 32 streams, batched, against one stream after the other in plain Python.
+"""Compares a batched prefix beam search of 32 streams with plain Python, stream after stream.
 
 Both decode the same chunks in turns and must end with the same tokens. The log-probs imitate
 speech: blank wins most frames, one frame in five holds a clear token, noise lies under both.
@@ -83,7 +83,7 @@ class Contest:
         self._chunk_NTV = speech_like(self._generator)
 
     def run_plain(self) -> float:
-        """Seconds, as of the other two."""
+        """The seconds that it takes; the other two tell theirs as well."""
         start_s = time.perf_counter()
         for search, log_probs_TV in zip(self.plain, self._chunk_NTV, strict=True):
             search.decode_chunk(log_probs_TV)

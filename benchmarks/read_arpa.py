@@ -1,4 +1,4 @@
-"""What reading an n-gram model costs: time, and memory at its peak and for good.
+"""Measures the reading of an n-gram model: time, and memory at its peak and for good.
 
     python -m benchmarks.read_arpa [ARPA --units UNITS] [--ngrams 1000000]
 
@@ -72,13 +72,13 @@ def _read(path: Path, symbols: Sequence[str]) -> tuple[float, float, float]:
 
 
 def _memory_mib(name: str) -> float:
-    """Of this process. `getrusage` would tell the peak of the process that started it."""
+    """The peak of this process. `getrusage` would tell the peak of the process that started it."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.partition(f"{name}:")[2].split()[0]) / 2**10
 
 
 def measure(path: Path, symbols: Sequence[str], *, repeats: int) -> Report:
-    """A fresh process for each reading, so that the peak is its own."""
+    """Each reading has a fresh process, so that the peak is its own."""
     readings = []
     for _ in range(repeats):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

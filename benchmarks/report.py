@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: one JSON file, and a table on the screen.
+"""A benchmark's report: one JSON file, and a table on the screen.
 
 {"name", "commit", "date", "machine", "configuration", "figures": [{"name", "unit", "median",
  "min", "max", "repeats", "target"}]}
@@ -28,7 +28,7 @@ RESULTS_DIRECTORY = ROOT / "benchmarks" / "results"
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured quantity, a value a repeat. `target` is what the median should reach."""
+    """One measured quantity with a value for each repeat. The median should reach `target`."""
 
     name: str
     unit: str
@@ -57,7 +57,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """One benchmark's outcome. `configuration` is JSON-ready: what to set to measure it again."""
+    """One benchmark's outcome. `configuration` is JSON-ready: its settings measure it again."""
 
     name: str
     configuration: Mapping[str, Any]
@@ -101,7 +101,7 @@ def alternating_ms(
 ) -> dict[str, list[float]]:
     """Milliseconds of each way, `repeats` of them; a way returns its seconds.
 
-    The rounds of all ways alternate, so that whatever else the machine does hits each of them
+    The rounds of all ways alternate, so that other work of the machine slows each of them
     alike. `prepare` runs before each round, untimed.
     """
     times_ms: dict[str, list[float]] = {name: [] for name in ways}

@@ -43,7 +43,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def run(options: Options) -> Report:
-    """Raises ServerError for a failed request and for a stream or block that is not given back."""
+    """Raises ServerError for a failed request, and for streams or blocks that stay held."""
     num_streams = NUM_STREAMS["cpu" if options.device == "cpu" else "cuda"]
     seconds = 1.0 if options.quick else _MEASURE_S
     audio = utterances(quick=options.quick)
@@ -92,7 +92,7 @@ def wait_until_free(server: TritonServer, timeout_s: float = _REAP_TIMEOUT_S) ->
 
 
 def metric_sum(server: TritonServer, name: str) -> float:
-    """The sum of a metric over its labels. Raises ServerError when the server has no such."""
+    """The sum of a metric over its labels. Raises ServerError when the server lacks it."""
     with _OPENER.open(server.metrics_url, timeout=10) as response:
         text = response.read().decode("utf-8")
     values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.MULTILINE)

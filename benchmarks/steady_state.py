@@ -1,4 +1,4 @@
-"""A long run on a GPU: does a step still take device memory, and how often does it wait?
+"""Runs long on a GPU to see whether a step takes device memory, and how often it waits.
 
     python -m benchmarks.steady_state --streams 1024 --minutes 10
 
@@ -24,7 +24,7 @@ from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
 from oasr_backend.streaming.engine import Engine
 
-#: Runtime calls after which the host has waited for the device.
+#: The host has waited for the device once one of these calls returns.
 WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")
 _PROFILED_ROUNDS = 20
 
@@ -47,7 +47,7 @@ def counters() -> dict[str, int]:
 
 
 def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[str], int]:
-    """How often the host waited for the device, by call, and in how many steps."""
+    """How often the host waited for the device, by call, and the number of steps."""
     steps_before = sum(engine.metrics.step_width.counts)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:

@@ -41,7 +41,7 @@ def waveform(samples_S: FloatArray, width: int) -> str:
 
 
 def word_boxes(words: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The darker, the more confident; neighbours take turns in two rows."""
+    """A darker box is a more confident word. Neighbours stand in two rows by turns."""
     for index, word in enumerate(words):
         x, end = word["start_s"] * PIXELS_PER_S, word["end_s"] * PIXELS_PER_S
         y = _WORDS_TOP + 24 * (index % 2)

@@ -19,7 +19,7 @@ from benchmarks.report import RESULTS_DIRECTORY, ROOT
 SAMPLE_RATE = 16_000
 CHUNK_S = 0.64
 CHUNK_SAMPLES = int(SAMPLE_RATE * CHUNK_S)
-#: 12.8 s, about what people say before they pause.
+#: An utterance lasts 12.8 s, about as long as people speak before they pause.
 CHUNKS_PER_UTTERANCE = 20
 MODEL_REPOSITORY = ROOT / "model_repository"
 MODEL_NAME = "oasr_streaming"
@@ -32,7 +32,7 @@ Utterance = Sequence[FloatArray]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chose. `quick` measures little and proves only that it runs."""
+    """The choices of the command line. `quick` measures little, to show that the program runs."""
 
     device: str = "cpu"
     quick: bool = False

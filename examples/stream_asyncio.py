@@ -18,9 +18,9 @@ chunks = [pcm[start : start + 10240] for start in range(0, pcm.size, 10240)]  # 
 
 
 async def requests():
-    """Yields as chunks come up, here at once; a microphone would be awaited.
+    """Yields chunks, here all at once; with a microphone it would await each.
 
-    tritonclient hides what is raised in here: read and check before the stream.
+    tritonclient hides errors that are raised in here: read and check the file before the stream.
     """
     stream_id = str(uuid.uuid4())
     for number, chunk in enumerate(chunks, start=1):

@@ -1,4 +1,4 @@
-"""What hostile clients do. Each act knows which answers are right and reports any other."""
+"""The acts of hostile clients. Each act knows which answers are right and reports any other."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from oasr_backend.serve.process import TritonServer
 _VICTIM_ARGUMENTS = ("-m", "benchmarks.chaos.victim")
 _NUM_EMPTY = 5
 _LATE_S = 2.5
-#: What a run has done at least once each, or it was no chaos.
+#: A run does each of these at least once, or it proves nothing.
 DEEDS = (
     "vanish", "kill -9", "cancel START", "cancel a chunk", "cancel END", "duplicate START",
     "late after Triton's limit", "late after both limits", "NaN or infinity", "minute with END",
@@ -65,7 +65,7 @@ Act = Callable[[Caller, Stage], Awaitable[None]]
 
 
 async def vanish(caller: Caller, stage: Stage) -> None:
-    """Speaks for a while and is never heard of again."""
+    """Speaks for a while and then sends nothing more."""
     stream_id, chunks = new_id(), stage.clip(caller).chunks(400)
     if await caller.start("vanish", stream_id, chunks[0]) is None:
         return
@@ -129,7 +129,7 @@ async def late_chunk(caller: Caller, stage: Stage) -> None:
     if await caller.start("late_chunk", stream_id, SILENCE) is None:
         return
     limits = stage.limits
-    # Triton looks for idle sequences now and then, and a busy machine makes it late.
+    # Triton looks for idle sequences at intervals, and a busy machine delays it.
     deed, limit_s = caller.chance.choice(
         (
             ("late after Triton's limit", limits.triton_idle_s),
@@ -170,7 +170,7 @@ async def huge_chunk(caller: Caller, stage: Stage) -> None:
             caller.check_text("minute with END", text, stage.minute.text)
         else:
             caller.record.deeds["minute left alone"] += text is not None
-        # One after the other without a pause would be a measure of throughput, not of chaos.
+        # Without a pause between acts the run would measure throughput and not chaos.
         await asyncio.sleep(3.0)
 
 
@@ -194,7 +194,7 @@ async def wrong_dtype(caller: Caller, stage: Stage) -> None:
     caller.record.deeds["wrong tensors"] += 1
 
 
-#: (data, name, type, shape): what Triton or the backend must refuse.
+#: Each is (data, name, type, shape); Triton or the backend must refuse it.
 WRONG_TENSORS: tuple[tuple[bytes, str, str, tuple[int, ...]], ...] = (
     (bytes(320), "WAV", "INT16", (1, 160)),
     (bytes(640), "PCM16", "FP32", (1, 160)),
@@ -236,7 +236,7 @@ async def wrong_parameters(caller: Caller, stage: Stage) -> None:
     caller.record.deeds["wrong options"] += 1
 
 
-#: Each act with how often it is chosen.
+#: Each act stands with its weight in the choice.
 ACTS: tuple[tuple[Act, int], ...] = (
     (vanish, 4), (kill_9, 1), (cancel, 4), (duplicate_start, 3), (late_chunk, 3),
     (not_finite, 3), (huge_chunk, 1), (empty_chunks, 3), (wrong_dtype, 3), (flipped_ids, 3),
@@ -247,7 +247,7 @@ ACTS: tuple[tuple[Act, int], ...] = (
 async def _speak(
     caller: Caller, act: str, stream_id: int | str, chunks: Sequence[Pcm]
 ) -> str | None:
-    """A whole utterance; None when it was refused at its START."""
+    """The text of a whole utterance; None when the server refused its START."""
     if await caller.start(act, stream_id, chunks[0]) is None:
         return None
     return await _continue(caller, act, stream_id, chunks[1:])

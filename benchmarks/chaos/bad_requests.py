@@ -1,4 +1,4 @@
-"""Ten thousand bad requests of every kind beside one good stream, and what they leave."""
+"""Sends ten thousand bad requests of every kind beside one good stream, and checks the rest."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _WARM_UP = 500
 def bad_requests(count: int = 10_000, limits: Limits = BAD_LIMITS) -> BadRequests:
     """Bad requests of every kind while one good stream speaks from before them until after.
 
-    `rest_before` and `rest_after` are taken when nothing is going on.
+    `rest_before` and `rest_after` are taken while no request is served.
     """
     with limited_server(limits) as server:
         before = Streams.read(server)
         clip = max(read_clips(), key=lambda one: one.samples_S.size)
-        # Memory finds its size first.
+        # Memory reaches its size before the first reading.
         asyncio.run(_BesideBad(server, clip).run(_WARM_UP))
         rest_before = Memory.at_rest(server)
         beside = _BesideBad(server, clip)

@@ -17,13 +17,13 @@ from benchmarks.chaos.server import MODEL_NAME
 from benchmarks.chaos.speech import Clip
 
 _CHUNK_CHOICES_MS = (320.0, 640.0, 1000.0)
-#: A full server may be asked again; a lost stream must not be patched up unseen.
+#: A client may ask a full server again, but must not repair a lost stream unseen.
 _RETRY = RetryPolicy(start_attempts=8, max_restarts=0)
 
 
 @dataclass
 class Outcome:
-    """Of all behaving clients together."""
+    """The counts of all behaving clients together."""
 
     texts_by_client: Counter[int] = field(default_factory=Counter)
     wrong_texts: list[str] = field(default_factory=list)

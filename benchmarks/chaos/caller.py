@@ -35,7 +35,7 @@ def new_id() -> int:
 
 @dataclass
 class Record:
-    """What hostile clients were told, by act, and what they got done."""
+    """The answers that hostile clients got, by act, and the deeds that they completed."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
     deeds: Counter[str] = field(default_factory=Counter)
@@ -95,13 +95,13 @@ class Caller:
         )
 
     def check_text(self, deed: str, text: str | None, expected: str) -> None:
-        """The deed is done; `text` None: the stream was refused, and nothing is."""
+        """Notes that the deed is done, unless `text` is None: the server refused the stream."""
         if text is not None:
             self.record.deeds[deed] += 1
             self.record.note_text(deed, text, expected)
 
     async def start_and_cancel(self, act: str, request_bytes: bytes, after_s: float) -> None:
-        """Sends and takes it back `after_s` later; the answer may have been quicker."""
+        """Sends the request and cancels it `after_s` later, unless the answer comes first."""
         call = self._channel.call(request_bytes, self._deadline_s)
         await asyncio.sleep(after_s)
         call.cancel()
@@ -117,7 +117,7 @@ class Caller:
 
 
 async def status_of(channel: wire.InferChannel, request_bytes: bytes) -> str:
-    """OK or the error's name."""
+    """OK, or the name of the error."""
     try:
         await channel.call(request_bytes, DEADLINE_S)
     except grpc.aio.AioRpcError as error:

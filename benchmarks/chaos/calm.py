@@ -1,4 +1,4 @@
-"""What happens before the chaos: a lone stream, then all streams at once, all of them polite."""
+"""The calm before the chaos: a lone stream, then all streams at once, all of them polite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MINUTE_S = 60
 
 
 def quiet_pass(server: TritonServer, clips: Sequence[Clip]) -> tuple[Check, float]:
-    """Every recording once, alone; and the audio seconds a second that this made."""
+    """Sends every recording once, alone; tells the audio seconds a second that this reached."""
     begin_s, wrong = time.monotonic(), []
     try:
         with StreamingClient(server.grpc_url, model_name=MODEL_NAME) as client:
@@ -50,7 +50,7 @@ async def speak_a_minute(url: str, clips: Sequence[Clip]) -> Clip:
 
 
 async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int) -> Check:
-    """Every client's stream at once: memory finds its size."""
+    """Runs every client's stream at once, so that memory reaches its size."""
     channel = wire.InferChannel(url)
     some = itertools.islice(itertools.cycle(clips), num_streams)
     wrong = await asyncio.gather(*(_speak(channel, clip) for clip in some))
@@ -61,7 +61,7 @@ async def rehearse(url: str, clips: Sequence[Clip], *, num_streams: int) -> Chec
 
 
 async def fill(url: str, *, num_slots: int) -> Check:
-    """A window in each of `num_slots` streams at once, so that every slot and page is there."""
+    """Sends a window in each of `num_slots` streams at once, so that every slot and page exists."""
     channel = wire.InferChannel(url)
     window_S = read_clips()[0].samples_S[:SAMPLE_RATE]
     ids = [new_id() for _ in range(num_slots)]

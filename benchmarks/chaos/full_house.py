@@ -1,4 +1,4 @@
-"""Callers at a full server: one full of the dead, who make room, and one full of the living."""
+"""Callers at a full server: abandoned streams make room for them, and live streams do not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DEAD_LIMITS = Limits(max_streams=24, triton_idle_s=10.0, stream_idle_s=3600.0)
 
 
 def full_of_the_dead(limits: Limits = DEAD_LIMITS) -> FullHouse:
-    """Every place is taken by a stream that was abandoned; as many callers ask until they get in.
+    """Abandoned streams take every place; as many callers ask until they get in.
 
     `first_admission_s` counts from the STARTs of the abandoned.
     """
@@ -65,13 +65,13 @@ def full_of_the_dead(limits: Limits = DEAD_LIMITS) -> FullHouse:
 LIVING_LIMITS = Limits(
     max_streams=16, triton_idle_s=8.0, stream_idle_s=3600.0, overrides={"debug_slow_step_ms": "130"}
 )
-#: In idle limits: how long others knock, and when before the end of that the minute is sent.
+#: Both count idle limits: how long others ask, and how long before their end the minute is sent.
 _KNOCKING = 3.0
 _HOLDING = 1.25
 
 
 def full_of_the_living(limits: Limits = LIVING_LIMITS) -> FullHouse:
-    """Every place is taken by a stream that lives, though it pauses, while others knock.
+    """Live streams that pause take every place, while other callers ask for one.
 
     One of them has a minute of audio in hand for longer than Triton's idle limit.
     """
@@ -184,7 +184,7 @@ async def _knock(channel: wire.InferChannel, house: FullHouse) -> None:
 async def _speak(
     channel: wire.InferChannel, chunks: Sequence[Pcm], house: FullHouse, *, give_up_s: float
 ) -> str:
-    """An utterance, as soon as its START is let in."""
+    """Speaks an utterance as soon as the server admits its START."""
     stream_id, give_up_s = new_id(), time.monotonic() + give_up_s
     while not await _start(channel, request(stream_id, chunks[0], flags=wire.START), house):
         if time.monotonic() > give_up_s:
@@ -197,7 +197,7 @@ async def _speak(
 
 
 async def _start(channel: wire.InferChannel, started: bytes, house: FullHouse) -> bool:
-    """Whether it was let in."""
+    """Whether the server admitted it."""
     try:
         await channel.call(started, DEADLINE_S)
     except grpc.aio.AioRpcError as error:

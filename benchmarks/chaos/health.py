@@ -1,4 +1,4 @@
-"""What a leak would show in: open streams, free blocks, resident memory, shared memory."""
+"""The figures that show a leak: open streams, free blocks, resident memory, shared memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RSS = re.compile(r"^VmRSS:\s+(\d+) kB", re.MULTILINE)
 _MAX_SLOPE_SAMPLES = 200
 _STALL_EVERY_S = (3.0, 9.0)
 _STALL_S = (0.1, 0.8)
-#: Against waiting for ever for a round of metrics.
+#: The limit guards against waiting for a round of metrics for ever.
 _PUBLISH_TIMEOUT_S = 600.0
 _HEARTBEAT = "oasr_heartbeat_seconds"
 _PROBED = "chaos_probed_seconds"
@@ -33,7 +33,7 @@ _PROBED = "chaos_probed_seconds"
 
 @dataclass(frozen=True)
 class Streams:
-    """Of all model instances together, as published on the metrics port."""
+    """The counts of all model instances together, as published on the metrics port."""
 
     active: int
     free_blocks: int
@@ -41,7 +41,7 @@ class Streams:
 
     @classmethod
     def read(cls, server: TritonServer) -> Streams:
-        """Up to a publishing interval old. Raises KeyError when a server does not publish them."""
+        """Counts up to a publishing interval old. Raises KeyError when a server publishes none."""
         names = ("oasr_active_streams", "oasr_free_blocks", "oasr_used_blocks")
         give_up_s = time.monotonic() + _PUBLISH_TIMEOUT_S
         while True:
@@ -58,7 +58,7 @@ def num_opened(server: TritonServer) -> int:
 
 @dataclass(frozen=True)
 class Memory:
-    """At one moment. `server_kib` is resident in tritonserver, `stub_kib` in the model's process.
+    """One reading. `server_kib` is resident in tritonserver, `stub_kib` in the model's process.
 
     `shm_kib` is the size of the regions in /dev/shm and `shm_used_kib` what is in use in them.
     `heap_kib` and `python_blocks` are what the model's process has allocated and not freed, in C
@@ -88,13 +88,13 @@ class Memory:
 
     @classmethod
     def at_rest(cls, server: TritonServer) -> Memory:
-        """Once what is published is of now; nothing may be going on."""
+        """Reads once the published figures are of now; no request may be in work."""
         _wait_for_later(server, _PROBED, time.time())
         return cls.read(server)
 
 
 def wait_until_published(server: TritonServer, model_name: str = MODEL_NAME) -> None:
-    """Until the backend's metrics are those of a moment after the call.
+    """Waits until the backend's metrics are those of a moment after the call.
 
     A round of publishing begins with the heartbeat, which is in whole seconds. So the first one
     above the present second is of later, and its round is over when the next one comes. Raises
@@ -158,7 +158,7 @@ def stub_processes(server: TritonServer) -> list[int]:
 async def stall_now_and_then(
     server: TritonServer, chance: random.Random, deeds: Counter[str]
 ) -> None:
-    """Slow steps: the stub stands still for a moment, again and again until cancelled."""
+    """Makes steps slow: the stub stands still for a moment, again and again until cancelled."""
     while True:
         await asyncio.sleep(chance.uniform(*_STALL_EVERY_S))
         stubs = stub_processes(server)
@@ -173,14 +173,14 @@ async def stall_now_and_then(
 
 
 async def watch(server: TritonServer, *, into: list[Memory], interval_s: float) -> None:
-    """Samples until cancelled."""
+    """Takes readings until cancelled."""
     while True:
         into.append(await asyncio.to_thread(Memory.read, server))
         await asyncio.sleep(interval_s)
 
 
 def wait_until_empty(server: TritonServer, free_blocks: int, timeout_s: float) -> Streams:
-    """Looks without disturbing until no stream is left, and returns what it saw last."""
+    """Reads only the metrics until no stream is left; returns the last reading."""
     wait_until_published(server)
     give_up_s = time.monotonic() + timeout_s
     while True:

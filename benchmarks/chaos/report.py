@@ -1,4 +1,4 @@
-"""What a run has to show: one line per promise, and the figures behind it."""
+"""Judges a run: one line per promise, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.chaos.caller import Record
 from benchmarks.chaos.health import Memory, Streams, slope_per_minute
 from benchmarks.load.statistics import summary_ms
 
-#: A run is long enough for this bound from so many watched minutes on. What memory comes and goes
+#: A run is long enough for this bound from so many watched minutes on. Memory that comes and goes
 #: tilts the fit of a shorter one more than a leak does, so that one may grow by an amount instead.
 RSS_KIB_PER_MIN = 640
 LONG_RUN_MIN = 4.5
 RSS_STEPS_KIB = 24 * 1024
-#: Regions in /dev/shm grow in steps of 8 MiB.
+#: Triton's regions in /dev/shm grow in steps of 8 MiB.
 SHM_STEPS_KIB = 8 * 1024
 #: At rest a run may hold this much more than before. Shared memory has none. In the heap the first
 #: few thousand cancelled calls leave 2 MiB and later ones nothing. The samples of one request are

@@ -1,4 +1,4 @@
-"""The long run: many clients, a third of them behaving, and the reckoning afterwards."""
+"""The long run: many clients, a third of them behaving, and the checks afterwards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TRITONS_OWN_POOL = "--grpc-infer-allocation-pool-size=8"
 _STEP_STREAMS = 32
 _SAMPLES_PER_RUN = 300
 _SHORTEST_INTERVAL_S = 0.5
-#: What the behaving clients ask for, as a share of what one quiet stream gets through.
+#: The behaving clients ask for this share of the audio that one quiet stream gets served.
 _BEHAVING_SHARE = 0.5
 _SPEED_RANGE = (0.25, 4.0)
 _SHOWN_METRICS = (
@@ -112,7 +112,7 @@ class _Run:
 
     def run(self) -> ChaosReport:
         limits = self._settings.limits
-        # What is published may be older than the last stream that has just ended.
+        # The published figures may be older than the end of the last stream.
         wait_until_published(self._server)
         before = Streams.read(self._server)
         quiet, capacity = quiet_pass(self._server, self._clips)
@@ -151,7 +151,7 @@ class _Run:
         )
 
     def _rehearse(self) -> list[Check]:
-        """All that a run needs at most, so that memory finds its size before it is watched."""
+        """Uses all that a run needs at most, so that memory has its size before the watch."""
         url = self._server.grpc_url
         self._minute = asyncio.run(speak_a_minute(url, self._clips))
         texts = asyncio.run(rehearse(url, self._clips, num_streams=self._settings.num_clients))
@@ -164,7 +164,7 @@ class _Run:
         return min(max(speed, slowest), fastest)
 
     async def _drive(self, speed: float) -> int:
-        """The clients' time; returns how many did not end when they should."""
+        """Lets the clients run; returns how many did not end when they should."""
         self._stop_s = time.monotonic() + self._settings.seconds
         interval_s = max(_SHORTEST_INTERVAL_S, self._settings.seconds / _SAMPLES_PER_RUN)
         chance = random.Random(self._settings.seed)
@@ -176,7 +176,7 @@ class _Run:
         limits = self._settings.limits
         patience_s = 3 * (self._settings.deadline_s + limits.stream_idle_s)
         done, pending = await asyncio.wait(clients, timeout=self._settings.seconds + patience_s)
-        # Who watches or stalls ends by an error only, and then nothing is proved.
+        # The watching and stalling tasks end by an error only, and then the run proves nothing.
         ended_early = [task for task in aside if task.done()]
         for task in (*aside, *pending):
             task.cancel()
@@ -226,7 +226,7 @@ class _Run:
         await channel.close()
 
     def _still_there(self, processes: set[int]) -> Check:
-        """The same server and stub as before, and an exact text from them."""
+        """Whether server and stub are the same as before, and give an exact text."""
         same = set(running_in_group(self._server.pid)) == processes
         answer, _ = quiet_pass(self._server, self._clips[:2])
         return Check(

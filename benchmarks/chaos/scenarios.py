@@ -43,9 +43,9 @@ class Abandoned:
     seconds_until_empty: float
 
 
-#: Far fewer places than STARTs: who finds no place asks again, and gets one as soon as the
-#: first abandoned streams are past Triton's limit. Every 25th START brings a whole encoder window,
-#: so that blocks are in use.
+#: There are far fewer places than STARTs: a caller that finds no place asks again, and gets one as
+#: soon as the first abandoned streams are past Triton's limit. Every 25th START brings a whole
+#: encoder window, so that blocks are in use.
 ABANDON_LIMITS = Limits(max_streams=600, triton_idle_s=1.0, stream_idle_s=2.0)
 _WINDOW_EVERY = 25
 _NUM_OPENERS = 32
@@ -53,7 +53,7 @@ _ASK_AGAIN_S = 0.05
 
 
 def open_and_abandon(count: int = 10_000, limits: Limits = ABANDON_LIMITS) -> Abandoned:
-    """Opens streams and never sends END; then only looks."""
+    """Opens streams, never sends END, and then reads metrics only."""
     with limited_server(limits) as server:
         before = Streams.read(server)
         answers = asyncio.run(_open_many(server.grpc_url, count))
@@ -181,7 +181,7 @@ class _Overloading:
         return self._result
 
     def _phase(self, at_s: float) -> int:
-        """Odd phases are flooded; `num_phases` and above: it is over."""
+        """Odd phases are flooded. The run is over at `num_phases`."""
         return int((at_s - self._start_s) / self._phase_s)
 
     async def _speak(self, stream_id: int, index: int) -> None:

@@ -1,4 +1,4 @@
-"""A private server whose idle limits are short, so that what is abandoned comes back soon."""
+"""A private server with short idle limits, so that abandoned streams come back soon."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def _write_repository(folder: Path, limits: Limits) -> Path:
     version.mkdir(parents=True)
     (version.parent / "config.pbtxt").write_text(config, encoding="utf-8")
     shutil.copy(limits.model_py, version / "model.py")
-    # Triton puts this folder on the model's path.
+    # Triton puts this folder on Python's path, so that the model can import the file.
     shutil.copy(PROBED_MODEL, version)
     return folder

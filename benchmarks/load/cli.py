@@ -144,7 +144,7 @@ def _settings(options: argparse.Namespace, num_streams: int) -> LoadSettings:
 
 
 def render(report: dict[str, Any]) -> str:
-    """A few lines for people."""
+    """A few lines for a reader at a terminal."""
     throughput, client, server = report["throughput"], report["client"], report["server"]
     lines = [
         f"{report['streams']} streams, {throughput['requests_per_s']:g} requests/s, audio "

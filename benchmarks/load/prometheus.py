@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _LINE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-# The metrics of a server in the next room are never behind a proxy.
+# The metrics port of a server under test is never behind a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -65,7 +65,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class HistogramChange:
-    """What a histogram gained between two readings; `counts` by upper bound, not cumulative.
+    """The growth of a histogram between two readings; `counts` by upper bound, not cumulative.
 
     The model publishes its counters a few at a time, so a reading may hold older ones beside newer
     ones. Counts are then raised to that of the narrower bucket, as Prometheus' histogram_quantile
@@ -78,7 +78,7 @@ class HistogramChange:
 
     @classmethod
     def between(cls, before: Metrics, after: Metrics, name: str) -> HistogramChange | None:
-        """None when the server has no such histogram."""
+        """The histogram's growth; None when the server has no such histogram."""
         if f"{name}_count" not in after:
             return None
         old, new = (reading.by_label(f"{name}_bucket", "le") for reading in (before, after))

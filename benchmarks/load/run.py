@@ -46,7 +46,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True)
 class LoadSettings:
-    """`ramp_s`: streams begin within it, evenly spread; with 0 all send at the same instants."""
+    """Streams begin within `ramp_s`, evenly spread; with 0 all send at the same instants."""
 
     url: str
     metrics_url: str | None = None
@@ -208,7 +208,7 @@ def _client_report(settings: LoadSettings, samples: Samples) -> dict[str, Any]:
 
 
 def _server_report(before: Metrics, after: Metrics) -> dict[str, Any]:
-    """What the server counted within the window; None for what it does not publish."""
+    """The server's counts within the window; None for counts that it does not publish."""
     counters = {name: gain(before, after, name) for name in _COUNTERS}
     requests, executions = (
         counters["nv_inference_request_success"], counters["nv_inference_exec_count"],

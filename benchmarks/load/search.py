@@ -21,7 +21,7 @@ class Limits:
 
 
 def failures(report: Report, limits: Limits) -> list[str]:
-    """Why a run does not hold; empty when it does."""
+    """The reasons why a run does not hold; empty when it does."""
     final, throughput = report["latency_ms"]["last_chunk_to_final"], report["throughput"]
     found = []
     if not final["count"]:

@@ -1,4 +1,4 @@
-"""What the streams say: recordings cut into chunks that are serialised once."""
+"""The streams' audio: recordings cut into chunks that are serialised once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Recording:
 class Utterance:
     """`bodies[k]` is chunk k on the wire; its audio is complete `ready_s[k]` after the start.
 
-    `expected_text` None: not known, any text is right.
+    `expected_text` is None where no text is known, and then any text is right.
     """
 
     name: str

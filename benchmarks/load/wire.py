@@ -102,7 +102,7 @@ def _text(message: Any) -> str:
 
 
 class AnswerError(Exception):
-    """An error that came as an answer of a call which goes on."""
+    """An error that came as one answer of a call, which goes on."""
 
 
 class InferChannel:

@@ -68,7 +68,7 @@ class Window:
 
 @dataclass
 class Samples:
-    """What was measured; latencies in seconds from the intended send time."""
+    """The measurements; latencies are in seconds from the intended send time."""
 
     first_partial_s: array[float] = field(default_factory=lambda: array("d"))
     chunk_s: array[float] = field(default_factory=lambda: array("d"))
@@ -182,7 +182,7 @@ class _Worker:
                 return
 
     async def _send(self, caller: Caller, request: bytes, intended_s: float) -> tuple[str, float]:
-        """The text and when it came."""
+        """The text, and the time at which it came."""
         due_s = max(intended_s, time.monotonic())
         await _sleep_until(due_s)
         slip_s = time.monotonic() - due_s

@@ -49,7 +49,7 @@ class SentAudio:
     def forget(self, begin: int) -> None:
         """Drops the samples before `begin`."""
         self.begin = max(begin, self.begin)
-        # The file is copied when its dead part outgrows the rest: each sample moves once on average.
+        # The file is copied when its dead part outgrows the rest: a sample moves once on average.
         if self.begin - self._origin > self.end - self.begin:
             kept = self.read(self.begin, self.end)
             self.close()

@@ -17,13 +17,13 @@ _EVERY_NTH_STREAM_IS_WRONG = 3
 _EVERY_NTH_REQUEST_HANGS = 20
 _MOST_HANGS = 8
 _LEAK_OBJECTS = 500
-#: With each look at the probes, which is twice a second however busy the server is.
+#: It leaks with each reading of the probes, twice a second however busy the server is.
 _LEAK_BYTES = 2 * 1024**2
 
 
 class TritonPythonModel(probed_model.TritonPythonModel):
     def initialize(self, args: dict[str, str]) -> None:
-        # First, since the base class publishes from here on.
+        # It is set first, since the base class publishes from here on.
         self._kept: list[Any] = []
         self._num_requests = 0
         super().initialize(args)
@@ -49,7 +49,7 @@ class TritonPythonModel(probed_model.TritonPythonModel):
         return self._num_requests > 0
 
     def _leak(self, request: Any) -> None:
-        """The inputs live in shared memory for as long as somebody refers to them."""
+        """The inputs live in shared memory for as long as any object refers to them."""
         self._kept += [request.inputs(), [[] for _ in range(_LEAK_OBJECTS)]]
 
     def _publish(self) -> None:
@@ -58,7 +58,7 @@ class TritonPythonModel(probed_model.TritonPythonModel):
             self._kept.append(b"x" * _LEAK_BYTES)
 
     def _hang(self, request: Any, answer: Any) -> None:
-        """An answer that went to a sender, or will, cannot be taken back."""
+        """The model cannot take back an answer that went, or will go, to a sender."""
         if answer is not None:
             self._kept.append(request.get_response_sender())
 

@@ -21,7 +21,7 @@ from oasr_backend.triton_backend.model import Periodic, TritonModel
 from oasr_backend.types import AudioChunk, Samples
 
 _INTERVAL_S = 0.5
-#: When set: steps of 1 to so many streams are taken before anything is published.
+#: When set, the model takes steps of 1 to this many streams before it publishes anything.
 _REACH_WIDTHS = "CHAOS_REACH_WIDTHS"
 _HISTORY_STEPS = 6
 
@@ -53,7 +53,7 @@ def _shm_free_bytes() -> int:
 
 
 def _reach_widths(engine: Engine, num_widths: int) -> None:
-    """One step of each width, of streams whose history is full, as all others will be.
+    """Takes one step of each width with streams of full history, as all others will have.
 
     The libraries below PyTorch keep what they prepare for a width: memory that is no leak.
     """
@@ -100,7 +100,7 @@ class TritonPythonModel:
         self._model.close()
 
     def _publish(self) -> None:
-        # Publishing takes shared memory itself, so all is read first.
+        # Publishing takes shared memory itself, so all readings come first.
         values = [read() for read in _PROBES.values()]
         for gauge, value in zip(self._gauges, values, strict=True):
             gauge.set(float(value))
