@@ -1,7 +1,7 @@
 """Measures the host's share of a request: a round of the engine without the model, closed loop.
 
 On a card this share fills an instance, and the step does not. The model is tiny, so that the
-caches' work on the device costs nothing here, and its runner answers logits made before. The figures
+caches' work on the device costs nothing here, and its runner answers logits made before. Figures
 are processor time, which a busy machine changes less.
 """
 

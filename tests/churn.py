@@ -1,4 +1,4 @@
-"""Streams that join and leave at random, against each recording decoded alone by a CPU engine.
+"""Lets streams join and leave at random; each text must be that of a CPU engine alone.
 
     python -m tests.churn [--device cuda] [--joins 1000] [--dtype float16]
 
@@ -22,7 +22,7 @@ from tests.conftest import DEMO_DIR, read_clips
 
 @dataclass
 class Guest:
-    """One stream's visit: what it says, how much of it, and whether it says goodbye."""
+    """One stream's visit: its recording, how much of it comes, and whether END comes."""
 
     number: int
     recording: int
@@ -49,7 +49,7 @@ class Churn:
         self._chance = np.random.default_rng(self.seed)
 
     def run(self, num_joins: int) -> None:
-        """Returns when `num_joins` have come and all are gone."""
+        """Returns when `num_joins` visits have begun and all are over."""
         while self.guests or self.num_joined < num_joins:
             while self.num_joined < num_joins and len(self.guests) < self._wanted():
                 self._join()
@@ -95,7 +95,7 @@ class Churn:
             return
         self.guests.remove(guest)
         if not guest.says_end:
-            # Gone without a word; its id comes back only to free what it held.
+            # The guest sends no END; its id comes back only to free what it held.
             self.engine.process([AudioChunk(f"guest-{guest.number}", _SILENCE, is_last=True)])
             return
         self.num_finished += 1
@@ -107,7 +107,7 @@ _SILENCE: Samples = np.zeros(0, dtype=np.float32)
 
 
 def texts_alone(engine: Engine, recordings: Sequence[Samples]) -> list[str]:
-    """Each recording in one piece, by itself."""
+    """The text of each recording, sent alone and in one piece."""
     whole = [AudioChunk(1, samples, is_first=True, is_last=True) for samples in recordings]
     return [engine.process([chunk])[0].text for chunk in whole]
 

@@ -1,6 +1,6 @@
 """What the tests share: the demo checkpoint, its recordings and one live server a session.
 
-Also what holds for every test: its markers, its time limit and its threads.
+It also sets what holds for every test: its markers, its time limit and its threads.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def live_server() -> Iterator[LiveServer]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _few_threads() -> None:
-    """Two for the machine: workers that run side by side share them."""
+    """The machine has two threads, and workers that run side by side share them."""
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     wanted = os.environ.get("OMP_NUM_THREADS")
     torch.set_num_threads(int(wanted) if wanted else max(1, 2 // num_workers))

@@ -23,12 +23,12 @@ from tests.conftest import GOLDEN_DIR
 
 WINDOW_SAMPLES = 400 + 66 * 160
 STRIDE_SAMPLES = 64 * 160
-#: A window's first sample that a test's fault knows its victim by.
+#: A test's fault knows its victim by this first sample of a window.
 MARK = 1.5
 
 
 class ManualClock:
-    """Seconds, only moved by the test."""
+    """A clock in seconds that only the test moves."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -96,7 +96,7 @@ def chunk(
 
 
 def ask(engine: Engine, *chunks: AudioChunk) -> list[ChunkResult]:
-    """`process`, with the caches checked and every request answered."""
+    """Calls `process`, checks the caches, and checks that every request has an answer."""
     results = engine.process(chunks)
     assert len(results) == len(chunks)
     engine.check_integrity()

@@ -1,11 +1,11 @@
-"""Waiting for what must come: a test asks for events, and a limit only guards against for ever."""
+"""Waits for events that must come; the limit only guards against waiting for ever."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-#: Seconds. A machine that is only busy never takes so long.
+#: In seconds. A machine that is only busy never takes so long.
 GUARD_S = 600.0
 _LOOK_EVERY_S = 0.1
 

@@ -54,7 +54,7 @@ def check_outer_norm() -> list[tuple[Tensor, Tensor]]:
 
 def check_convolution() -> list[tuple[Tensor, Tensor]]:
     pairs = []
-    # State longer than the chunk, shorter, and with and without a norm.
+    # The state is longer than the chunk, or shorter; the module has a norm, or has none.
     for num_frames, kernel_size, norm in ((4, 15, None), (16, 7, random_norm(36)), (5, 31, None)):
         depthwise = nn.Conv2d(36, 36, (1, kernel_size), groups=36, device=DEVICE)
         weights = ConvolutionWeights(randn(36), depthwise, norm)
@@ -137,7 +137,7 @@ def check_frames() -> list[tuple[Tensor, Tensor]]:
     pairs = []
     for config in (
         FbankConfig(),
-        # As long as the FFT: nothing is padded.
+        # A frame is as long as the FFT, so the kernel pads nothing.
         FbankConfig(frame_length_ms=32.0, frame_shift_ms=12.5),
         FbankConfig(sample_rate=11025, frame_length_ms=20.0, frame_shift_ms=20.0, window="hanning"),
     ):

@@ -1,4 +1,4 @@
-"""Which tests are `live`, how long a `slow` one may take, who shares a worker: rules, not lists."""
+"""The rules for `live` tests, for the time limit of `slow` ones, and for sharing a worker."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LIVE_FOLDER = Path(__file__).parent / "triton"
-#: Each of them is a running tritonserver.
+#: Each of these fixtures is a running tritonserver.
 LIVE_FIXTURES = frozenset({"live_server", "variant_server", "echo_server", "doomed_server"})
-#: Seconds. A slow test may meet a machine that is many times slower than a quiet one.
+#: In seconds. A slow test may meet a machine that is many times slower than a quiet one.
 SLOW_TIMEOUT_S = 7200
 
 

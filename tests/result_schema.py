@@ -41,7 +41,7 @@ ENTRIES: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 
 def check_document(document: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Raises AssertionError for anything that the documentation does not promise."""
+    """Raises AssertionError for any field that the documentation does not promise."""
     assert document is not None
     parsed: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
     assert set(FIELDS) <= set(parsed) <= set(FIELDS) | OPTIONAL
@@ -81,7 +81,7 @@ def _check_counts(document: Mapping[str, Any]) -> None:
 
 
 def _check_spans(entries: list[dict[str, Any]], audio_s: float) -> None:
-    """In order, inside the audio, with a confidence."""
+    """Checks that the entries are in order, inside the audio, and have a confidence."""
     for entry in entries:
         assert 0.0 <= entry["start_s"] < entry["end_s"] <= audio_s + 1e-3
         assert 0.0 <= entry["confidence"] <= 1.0

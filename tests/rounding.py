@@ -12,7 +12,7 @@ from __future__ import annotations
 #: Half a unit in the last place of 1.0.
 UNIT32 = 2.0**-24
 UNIT64 = 2.0**-53
-#: Standard deviations; of a thousand million sums two go beyond.
+#: In standard deviations. Of a thousand million sums two go beyond.
 CONFIDENCE = 6.0
 
 

@@ -1,4 +1,4 @@
-"""What may differ between two ways to the results of one audio, and what may not.
+"""The rule for two ways to the results of one audio: some figures may differ, the rest not.
 
 Another width of a batch, padding, thread count or instruction set is another order of float32
 additions: a score or a confidence may differ by 1e-4. Texts, tokens, times and the order of the
@@ -43,7 +43,7 @@ def _differences(found: Any, expected: Any, path: str, tolerance: float) -> Iter
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """Names or positions and what stands there; None for a plain value."""
+    """Names or positions with their values; None for a plain value."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value):

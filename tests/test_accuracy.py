@@ -1,4 +1,4 @@
-"""What hotwords and rescoring do for real speech, and that the documents say what was measured."""
+"""Hotwords and rescoring help real speech, and the documents tell the measured figures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def error_rate(texts: list[str], recordings: list[Reference] = RECORDINGS) -> fl
 
 
 def test_true_rare_words_are_heard_more_often(engine: Engine, beam_texts: list[str]) -> None:
-    """Of those that the plain beam misses, at most a third stay unheard."""
+    """At most a third of the words that the plain beam misses stay unheard."""
     rare = rare_words(RECORDINGS)
     boosted = transcribe(engine, RECORDINGS, [favouring(words, 1.0) for words in rare])
     assert 1 - recall(boosted, rare) <= (1 - recall(beam_texts, rare)) / 3
@@ -112,7 +112,7 @@ def test_the_documented_word_error_rates_are_those_measured() -> None:
 
 
 def test_the_example_document_is_a_real_answer(engine: Engine) -> None:
-    """Of a stream that began with 1.92 s of a recording, but for the time of its step."""
+    """The example is a stream's after 1.92 s of a recording, but for the time of its step."""
     text = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```json\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     shown = json.loads(block)

@@ -1,4 +1,4 @@
-"""docs/add_a_cache.md: its code runs, and does what the text around it says."""
+"""The code of docs/add_a_cache.md runs, and does what the text around it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/add_an_encoder.md: its encoder is served by the real engine."""
+"""The real engine serves the encoder of docs/add_an_encoder.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of tokens and words: arithmetic on a few frames, then against a forced alignment."""
+"""Times of tokens and words, by arithmetic on a few frames and against a forced alignment."""
 
 from __future__ import annotations
 

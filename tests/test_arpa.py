@@ -1,4 +1,4 @@
-"""ARPA files: what toolkits write is read, and what is not whole is refused with its line."""
+"""The reader takes ARPA files as toolkits write them, and refuses a broken one with its line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_file_that_is_not_whole_or_does_not_fit_is_refused_with_its_line(
 
 
 def test_a_trigram_without_its_beginning_is_refused(tmp_path: Path) -> None:
-    """A search that walks from history to history would never reach it."""
+    """A search that walks from history to history would never reach this n-gram."""
     entries = {(unit,): (-1.0, 0.0) for unit in SYMBOLS[1:]}
     entries |= {("B", "C"): (-0.5, 0.0), ("C", "B", "C"): (-0.1, 0.0)}
     with pytest.raises(ConfigError, match=r"the 3-gram 'C B C' .*beginning, a 2-gram"):

@@ -34,7 +34,7 @@ def told(engine: Engine, audio: Sequence[Samples], **parameters: Any) -> Documen
 
 
 def among_others(engine: Engine, audio: Sequence[Samples], **parameters: Any) -> Documents:
-    """The same beside nine that speak on, so that no step has the width that it has without."""
+    """The stream runs beside nine that speak on, so that no step has the width of one alone."""
     others = [noise(200 + i, seconds=5 + i / 9) for i in range(9)]
     return told(engine, [*audio, *others], **parameters)[: len(audio)]
 

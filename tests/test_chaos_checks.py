@@ -1,4 +1,4 @@
-"""What the chaos program calls a leak, a hang or a wrong text, on figures of known runs."""
+"""The chaos program finds leaks, hangs and wrong texts in figures of known runs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from benchmarks.chaos.report import (
 from benchmarks.chaos.scenarios import Overload
 from tests.conftest import ROOT
 
-#: Of ten minutes of chaos on a machine that others used as well.
+#: The figures are of ten minutes of chaos on a machine that other work used as well.
 RECORDED = ROOT / "benchmarks" / "results" / "chaos.json"
-#: A leak that ten minutes must show.
+#: Ten minutes must show a leak of this size.
 LEAK_KIB_PER_MIN = 1024
 REST = Memory(
     at_s=0.0, server_kib=10**5, stub_kib=10**6, shm_kib=16384, shm_used_kib=60, heap_kib=4 * 10**5,

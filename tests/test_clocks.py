@@ -14,11 +14,11 @@ from tests.guards import GUARD_S
 
 CLOCKS = {"monotonic", "perf_counter", "time", "process_time", "thread_time"}
 WAITS = {"communicate", "join", "run", "urlopen", "wait", "wait_ready", "wait_until"}
-#: Of these the first argument is the limit.
+#: These calls take the limit as their first argument.
 WAITS_BY_POSITION = {"join", "wait", "wait_ready"}
 #: A wait that is shorter is a judgement, unless the test wants it to be over in vain.
 SHORTEST_GUARD_S = 60
-# The guard itself is the one bound there is.
+# The guard itself is the only bound.
 FILES = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path.name != "guards.py"]
 
 
@@ -41,7 +41,7 @@ def bounds_time_from_above(comparison: ast.Compare) -> bool:
 
 
 def judgements(tree: ast.AST) -> Iterator[int]:
-    """Lines of assertions that a time on a clock is below something else."""
+    """The lines that assert that a time on a clock is below some value."""
     for node in ast.walk(tree):
         compared = ast.walk(node.test) if isinstance(node, ast.Assert) else ()
         if any(isinstance(one, ast.Compare) and bounds_time_from_above(one) for one in compared):
@@ -59,7 +59,7 @@ def is_short(limit: ast.expr) -> bool:
 
 
 def outside_raises(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those of blocks that a test expects to fail, which need no patience."""
+    """All nodes outside blocks that a test expects to fail, which need no patience."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not (isinstance(child, ast.With) and "raises" in ast.unparse(child.items[0])):

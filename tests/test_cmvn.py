@@ -44,7 +44,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def json_text_with_count(*, frame_num: int | None = 500, num_squares: int = 5) -> str:
-    """As Kaldi lays them out: the count stands behind the sums."""
+    """Kaldi's layout: the count stands behind the sums."""
     stats = json.loads(json_text())
     stats["mean_stat"].append(len(FRAMES))
     stats["var_stat"] = [*stats["var_stat"], 0.0][:num_squares]

@@ -30,6 +30,6 @@ def test_every_metric_of_the_dashboard_is_published() -> None:
 
 
 def test_every_published_metric_is_on_the_dashboard() -> None:
-    # Of a histogram the buckets say it all.
+    # A histogram's buckets tell all of it.
     parts = {name for name in published() if name.endswith(("_sum", "_count"))}
     assert published() - parts <= shown()

@@ -1,4 +1,4 @@
-"""Where segments end: frames in, borders out; then real speech with a pause in it."""
+"""Segments end where the rules say, for made-up frames and for real speech with a pause."""
 
 from __future__ import annotations
 

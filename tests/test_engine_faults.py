@@ -1,4 +1,4 @@
-"""What a failing step, a full device or a lost one costs, and whom."""
+"""A failing step, a full device or a lost one costs its own streams and no other."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_streams_beyond_the_width_of_a_failed_step_go_on(monkeypatch: pytest.Mon
 def test_an_admission_that_fails_behind_the_requests_answers_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a window they would be answered by no step."""
+    """Without a window no step would answer them."""
     engine = golden_engine()
 
     def failing(_heads: object) -> None:

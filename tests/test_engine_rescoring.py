@@ -1,4 +1,4 @@
-"""Rescoring in the engine: what a stream that asks for it is told, and what it costs the others."""
+"""Rescoring in the engine: the answers of a stream that asks for it, and the others' cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First come, first served, even against a thread that comes again at once."""
+"""The lock serves threads in order of arrival, even against one that comes again at once."""
 
 from __future__ import annotations
 

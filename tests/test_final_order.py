@@ -100,7 +100,7 @@ def test_a_stream_without_the_model_never_hears_of_it(lm_engine: Engine) -> None
 
 
 def scores_of(engine: Engine, **options: Any) -> dict[tuple[int, ...], float]:
-    """Of each hypothesis, by its tokens."""
+    """The score of each hypothesis, by its tokens."""
     parameters = {**WITH_LM, **options}
     result = ask_one(engine, "a", noise(2), flags="SE", parameters=parameters, wants_result=True)
     document = check_document(result.document)

@@ -1,4 +1,4 @@
-"""Frames of another length, shift or sample rate: honoured from the wire on, or refused by name."""
+"""Frames of another length, shift or sample rate are honoured from the wire on, or refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GEOMETRIES: list[tuple[int, dict[str, Any]]] = [
     (11025, {"frame_length": 20, "frame_shift": 20, "window_type": "hanning"}),
 ]
 SERVER = {"chunk_size": 8, "num_left_chunks": 2}
-#: Noise that came from a lower rate than the model's would leave its upper bins to rounding.
+#: Noise from a lower rate than the model's would leave the upper bins to rounding.
 CLIENT_RATE_HZ = 24000
 
 

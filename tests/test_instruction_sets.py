@@ -1,4 +1,4 @@
-"""The instruction sets that other machines have: limits are set, and seen to be in force."""
+"""The limits that stand for other machines' instruction sets are set, and are in force."""
 
 from __future__ import annotations
 

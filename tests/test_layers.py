@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source: a module knows only what lies below it."""
+"""The order of imports, read from the source: a module imports only from lower lines."""
 
 from __future__ import annotations
 

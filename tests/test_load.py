@@ -43,7 +43,7 @@ oasr_rejected_total{reason="nan",model="m"} 2
 """
 
 
-#: Seconds. Words enough for a text that tells a mix-up, and over well within a short window.
+#: In seconds. A clip holds words enough to show a mix-up, and ends well within a short window.
 LONGEST_SHORT_CLIP_S = 3.0
 
 
@@ -208,7 +208,7 @@ def test_the_search_stops_at_the_ceiling_and_at_nothing() -> None:
 def test_paced_streams_are_measured(
     more: list[str], live_server: Server, clips: list[Clip], tmp_path: Path
 ) -> None:
-    """How much of the audio is reached is the machine's affair; that it is counted is not."""
+    """The machine decides how much of the audio is reached, but the tool has to count it."""
     out = tmp_path / "load.json"
     short = [clip for clip in clips if clip.seconds < LONGEST_SHORT_CLIP_S]
     for clip in short:

@@ -1,4 +1,4 @@
-"""What is counted: cumulative buckets, every name once, values that follow the engine."""
+"""Metrics have cumulative buckets, unique names, and values that follow the engine."""
 
 from __future__ import annotations
 

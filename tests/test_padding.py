@@ -65,6 +65,6 @@ def test_padding_changes_log_probs_in_their_last_digits_alone(width: int) -> Non
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
 def test_what_the_padding_holds_changes_no_bit(width: int) -> None:
-    """The same kernels run on the same shapes, so that any difference is a row that leaks."""
+    """The same kernels run on the same shapes, so any difference shows a row that leaks."""
     loud_S = torch.from_numpy(noise(9, seconds=1.0)[:WINDOW_SAMPLES])
     assert torch.equal(all_logits(width), all_logits(width, lane_S=loud_S))

@@ -23,7 +23,7 @@ CHECKPOINTS = ("wenet_small", "wenet_bn_k31")
 
 @dataclass(frozen=True)
 class Golden:
-    """What WeNet gives for one checkpoint at one chunk size and left context."""
+    """WeNet's results for one checkpoint at one chunk size and left context."""
 
     directory: Path
     chunk_size: int
@@ -83,7 +83,7 @@ def test_every_setting_of_both_checkpoints_is_covered() -> None:
 
 
 def test_one_frame_of_one_setting_alone_leaves_wenets_greedy_tokens_open() -> None:
-    """There blank and a token have the same float32 log-prob: any rounding decides."""
+    """Blank and a token have the same float32 log-prob there, so any rounding decides."""
     assert all(golden.greedy in golden.greedy_choices for golden in goldens().values())
     open_ones = {name: one for name, one in goldens().items() if len(one.greedy_choices) > 1}
     assert list(open_ones) == ["wenet_bn_k31-c16_l-1"]

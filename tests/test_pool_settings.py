@@ -1,4 +1,4 @@
-"""The K/V pool under the server's settings: what does not fit is said in their names."""
+"""The K/V pool under the server's settings: an error names the settings that do not fit."""
 
 from __future__ import annotations
 

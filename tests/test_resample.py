@@ -1,4 +1,4 @@
-"""Resampling and codecs: any cutting, no aliases, no delay."""
+"""Resampling and codecs take any cutting, and add neither aliases nor delay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention rescoring by itself: scores, kept frames, and what a fault costs."""
+"""Attention rescoring by itself: its scores, its kept frames, and the cost of a fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The RESULT document: what it holds, what it leaves out, and what it costs."""
+"""The RESULT document: its fields, the entries that it leaves out, and its cost."""
 
 from __future__ import annotations
 

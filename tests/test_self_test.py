@@ -20,7 +20,7 @@ from tests.conftest import MODEL_REPOSITORY
 from tests.decoder_checkpoint import write_checkpoint
 from tests.engine_helpers import ask_one, assert_all_is_free, fault_at, golden_engine, noise
 
-#: Finite, and beyond every type once it is added up.
+#: The value is finite, and its sum is beyond every type.
 HUGE = 3e38
 
 

@@ -85,7 +85,7 @@ def test_check_only_loads_the_shipped_model() -> None:
 
 
 def _cut(folder: Path) -> None:
-    """What an interrupted copy leaves."""
+    """Cuts the weights as an interrupted copy does."""
     weights = folder / "final.pt"
     weights.write_bytes(weights.read_bytes()[:100_000])
 
@@ -425,7 +425,7 @@ def test_a_model_whose_process_stands_still_ends_oasr_serve_with_the_cause() -> 
 
 @pytest.mark.live
 def test_a_step_that_does_not_return_ends_oasr_serve_though_its_process_runs() -> None:
-    """Its other threads go on: the lock and the interpreter are free."""
+    """The process's other threads go on: the lock and the interpreter are free."""
     slow = ("--hang-limit", "10", "--set", "debug_slow_step_ms=600000")
     chunk = audio(tritonclient.grpc, np.zeros(32_000, np.int16))
     with (

@@ -90,7 +90,7 @@ def test_a_stop_ends_the_stubs_and_frees_ports_and_shared_memory() -> None:
     server = _fresh_server()
     server.start()
     server.wait_ready(GUARD_S)
-    # The server and at least one stub.
+    # The group holds the server and at least one stub.
     assert len(running_in_group(server.pid)) >= 2
     assert leftover_regions(server.settings.shm_prefix) != []
     server.stop()
@@ -206,7 +206,7 @@ def test_a_server_outlives_the_thread_that_started_it() -> None:
 
 
 def test_regions_that_nobody_could_remove_go_at_the_next_start() -> None:
-    """As after a loss of power: owner, server and guard are killed at once."""
+    """Owner, server and guard are killed at once, as after a loss of power."""
     group, prefix = _run_owner("""
 def is_guard(process):
     try:

@@ -1,4 +1,4 @@
-"""`final.pt` however training wrapped it, and what else may lie under that name."""
+"""`final.pt` in every wrapping that training gives it, and other files under that name."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_what_is_pickled_is_named_and_never_run(
 
 
 class _RunsWhenRead:
-    """Its pickle copies a file."""
+    """An object whose pickle copies a file."""
 
     def __init__(self, source: Path, target: Path) -> None:
         self._paths = str(source), str(target)

@@ -1,4 +1,4 @@
-"""The registry: where a stream begins and ends, whatever its caller does."""
+"""The registry begins and ends a stream properly, whatever its caller does."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ VOCABULARIES = {
 @given(data=st.data())
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_words_that_are_left_out_are_those_of_the_whole_text(name: str, data: Any) -> None:
-    """Whenever one looks, and however slowly tokens settle."""
+    """This holds at any time, and for tokens that settle slowly."""
     tokenizer = UnitTokenizer(VOCABULARIES[name])
     ids = data.draw(st.lists(st.integers(1, tokenizer.vocab_size - 1), max_size=30))
     told, words = Told(), [word.text for word in tokenizer.words(ids)]
@@ -96,7 +96,7 @@ def documents(
 
 
 def put_together(told: Sequence[dict[str, Any]], count: str) -> list[Any]:
-    """What a reader has who keeps as many entries as the next document leaves out."""
+    """The entries of a reader who keeps as many as the next document leaves out."""
     entries: list[Any] = []
     for document in told:
         assert document[count] <= len(entries), "an entry was never told"
@@ -140,7 +140,7 @@ def test_what_was_told_and_left_out_adds_up_to_the_last_document(
 
 
 def entire_documents(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What the client makes of them."""
+    """The whole documents that the client makes of them."""
     entire: list[dict[str, Any]] = []
     for document in found:
         entire.append(whole(document, entire[-1] if entire else {}))
@@ -148,7 +148,7 @@ def entire_documents(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def tells_what_is_recent(document: dict[str, Any], final: dict[str, Any]) -> bool:
-    """Whether only words that began `RECENT_S` ago are left out: who asks rarely has the rest."""
+    """Whether only words that began `RECENT_S` ago are left out: a rare reader has the rest."""
     left_out = final["words"][: document["num_words_before"]]
     return all(word["start_s"] < document["audio_s"] - RECENT_S for word in left_out)
 

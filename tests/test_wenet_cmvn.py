@@ -1,4 +1,4 @@
-"""Which normalisation is served where the file and the weights each hold one."""
+"""The choice of the normalisation where the file and the weights each hold one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _directory(tmp_path: Path) -> Path:
 
 
 def set_cmvn(directory: Path, *, mean: torch.Tensor | None, istd: torch.Tensor | None) -> None:
-    """What the weights hold of it; None for nothing."""
+    """Puts both parts into the weights; None leaves a part out."""
     values = {"mean": mean, "istd": istd}
     names = {f"encoder.global_cmvn.{part}": value for part, value in values.items()}
 

@@ -18,7 +18,7 @@ GOLDEN = GOLDEN_DIR / "wenet_small"
 
 
 def tokenizer_with(directory: Path, *, kind: str = "char", **options: Any) -> Tokenizer:
-    """That of a checkpoint whose train.yaml has these options."""
+    """The tokenizer of a checkpoint whose train.yaml has these options."""
     shutil.copytree(GOLDEN, directory, dirs_exist_ok=True)
     config = yaml.safe_load((GOLDEN / "train.yaml").read_text(encoding="utf-8"))
     config |= {"tokenizer": kind, "tokenizer_conf": options}

@@ -1,4 +1,4 @@
-"""Talking to the echo model in every way there is."""
+"""Clients that talk to the echo model in every way."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.guards import wait_until
 
 PROTOCOLS = ["grpc", "http"]
 NO_RESTART = RetryPolicy(max_restarts=0)
-#: As in the echo model's config.pbtxt.
+#: The echo model's config.pbtxt has the same limit.
 TRITON_IDLE_S = 1.5
-#: A deadline that no test waits for: an error that comes by itself is another one.
+#: No test waits for this deadline, so an error that comes sooner is another one.
 FAR_S = 600.0
 
 
@@ -38,7 +38,7 @@ def settings_for(server: TritonServer, protocol: str, **more: Any) -> dict[str, 
 
 
 def live_streams(server: TritonServer) -> int:
-    """Streams that the model holds besides the one that asks."""
+    """The number of streams that the model holds besides the one that asks."""
     with StreamingClient(**settings_for(server, "grpc")) as client, client.stream() as stream:
         result = stream.finish().result
     assert result is not None
@@ -50,9 +50,9 @@ def wait_until_freed(server: TritonServer) -> None:
 
 
 def wait_until_forgotten(server: TritonServer) -> None:
-    """Until Triton has forgotten all streams that were used last before this call.
+    """Waits until Triton has forgotten all streams that were used last before this call.
 
-    A stream that begins later is sent nothing for its limit: when that one is lost, all are.
+    A stream that begins later gets no request for its limit: when Triton drops it, all are gone.
     """
     while True:
         with StreamingClient(**settings_for(server, "grpc", retry=NO_RESTART)) as client:

@@ -137,7 +137,7 @@ def test_a_file_listed_twice_is_heard_once_and_scored_against_each_text(
     manifest = recording.parent / "manifest.json"
     manifest.write_text(json.dumps(entries))
     done = oasr_client(*at(echo_server), "--manifest", manifest)
-    # Punctuation is a part of its word.
+    # The rate counts punctuation as a part of its word.
     assert done.stdout == "heard 24000\nWER 50.00% (2 errors in 4 words, 2 files)\n"
 
 

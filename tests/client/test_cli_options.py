@@ -87,7 +87,7 @@ def test_a_wrong_command_line_is_status_2(
     for name, content in MANIFESTS.items():
         (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
-    # In this process: a new one takes a second each.
+    # The command runs in this process, since a new one takes a second.
     done = CliRunner().invoke(app, arguments, env={"COLUMNS": "500"})
     assert done.exit_code == 2, done.exception
     assert words in done.stderr

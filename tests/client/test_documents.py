@@ -1,4 +1,4 @@
-"""Captions, manifests and the microphone: what the command is made of."""
+"""Captions, manifests and the microphone: the parts of the command."""
 
 from __future__ import annotations
 

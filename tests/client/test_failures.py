@@ -1,4 +1,4 @@
-"""Each failure against real sockets: who answers what, long before a deadline or at it."""
+"""Each failure against real sockets: its error, which comes before a deadline or at it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.guards import GUARD_S
 MODULE = [sys.executable, "-m", "oasr_client"]
 SCRIPT = [str(Path(sys.executable).with_name("oasr-client"))]
 
-#: Holds the imports at their first library, so that the signal surely comes in them.
+#: Stops the imports at their first library, so that the signal surely comes during them.
 SLOW_IMPORT = """
 import sys, time
 print("importing", flush=True)

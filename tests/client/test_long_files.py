@@ -1,4 +1,4 @@
-"""What an hour of audio costs the client in memory."""
+"""The client's memory for an hour of audio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client mends by itself, against a real server."""
+"""The losses that the client mends by itself, against a real server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_stream_outlives_its_server_without_losing_a_sample(
     settings = settings_for(doomed_server, protocol, retry=patient)
     successor = TritonServer(doomed_server.settings)
     with contextlib.ExitStack() as cleanup:
-        # Stopped after the client has hung up: Triton waits for open HTTP connections.
+        # The server stops after the client has hung up: Triton waits for open HTTP connections.
         cleanup.push(successor)
         with StreamingClient(**settings) as client, client.stream() as stream:
             stream.send(np.zeros(100))

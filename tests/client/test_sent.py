@@ -1,4 +1,4 @@
-"""What a session keeps of the audio that it sent."""
+"""The audio that a session keeps after it sent it."""
 
 from __future__ import annotations
 

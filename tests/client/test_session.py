@@ -1,4 +1,4 @@
-"""What the session sends next after each kind of answer, without a server."""
+"""The session's next request after each kind of answer, without a server."""
 
 from __future__ import annotations
 

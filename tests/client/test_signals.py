@@ -28,7 +28,7 @@ def long_recordings(tmp_path: Path) -> list[Path]:
 
 
 def read_until_heard(process: subprocess.Popen[str], *, num_files: int) -> None:
-    """Until each of so many files has had an answer."""
+    """Waits until each of so many files has had an answer."""
     assert process.stdout is not None
     heard: set[str] = set()
     while len(heard) < num_files:

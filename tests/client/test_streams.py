@@ -1,4 +1,4 @@
-"""Many streams, threads and ways to leave one: what arrives and what stays behind."""
+"""Many streams, threads and ways to leave one: all samples arrive and no stream stays open."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_cancelled_task_frees_its_stream_at_once(
 def test_a_client_in_another_event_loop_is_told_so(
     protocol: str, echo_server: TritonServer
 ) -> None:
-    # Made outside of any loop: it belongs to the first that uses it.
+    # A client that is made outside of any loop belongs to the first that uses it.
     client = AsyncStreamingClient(**settings_for(echo_server, protocol))
 
     async def talk() -> str:

@@ -1,4 +1,4 @@
-"""What the client hands on holds all entries, although a live stream's documents leave out some."""
+"""The client hands on all entries, although a live stream's documents leave some out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the word error rate counts."""
+"""The units that the word error rate counts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_words_are_between_spaces_and_characters_where_there_are_none(
         unicodedata.normalize("NFKC", text.casefold()).split()
     ).replace("’", "'")
     if words is None:
-        # By clusters: more than one, and none that begins with a mark.
+        # The units are clusters: there are several, and none begins with a mark.
         assert len(split) > 1
         assert not any(unicodedata.category(word[0]).startswith("M") for word in split)
     else:

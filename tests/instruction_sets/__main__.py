@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(environment: Environment, first: Witness | None) -> Witness:
-    """Returns `first`, or else what is heard here. Raises DeviationError."""
+    """Returns `first`, or this environment's witness if there is none yet. Raises DeviationError."""
     begin_s = cpu_seconds()
     witness = Witness.from_output(output_of(environment, WITNESS))
     print(f"{environment.name}: {witness}", flush=True)
@@ -70,7 +70,7 @@ def check(environment: Environment, first: Witness | None) -> Witness:
 
 
 def native_level() -> Level:
-    """What PyTorch chooses on this processor by itself."""
+    """The instructions that PyTorch chooses on this processor by itself."""
     code = "import torch; print(torch.backends.cpu.get_cpu_capability())"
     inherited = {k: v for k, v in os.environ.items() if k != "ATEN_CPU_CAPABILITY"}
     found = subprocess.run(
@@ -96,7 +96,7 @@ def output_of(environment: Environment, arguments: tuple[str, ...]) -> str:
 
 
 def cpu_seconds() -> float:
-    """Of all children that have ended."""
+    """The processor time of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["baseline", "avx2", "avx512"]
-#: From the oldest to the newest.
+#: The sets stand from the oldest to the newest.
 LEVELS: tuple[Level, ...] = ("baseline", "avx2", "avx512")
 
 _ATEN: Mapping[Level, str] = {"baseline": "default", "avx2": "avx2", "avx512": "avx512"}
@@ -39,7 +39,7 @@ class Environment:
         return {"aten": self.aten, "mkl": self.mkl, "onednn": self.onednn}
 
     def variables(self) -> dict[str, str]:
-        """What the limits are in the variables that the libraries read."""
+        """The limits as the variables that the libraries read."""
         found = {
             "ATEN_CPU_CAPABILITY": _ATEN[self.aten],
             "OMP_NUM_THREADS": str(self.num_threads),
@@ -57,7 +57,7 @@ class Environment:
         return found
 
     def process_environment(self) -> dict[str, str]:
-        """This process's, with these limits in place of any that it has itself."""
+        """This process's variables, with these limits in place of any that it has itself."""
         ours = ("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_")
         inherited = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         return {**inherited, **self.variables()}

@@ -1,4 +1,4 @@
-"""What the libraries of a child process say that they run on, held against its environment."""
+"""Compares the instructions that a child's libraries report with the child's environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPOKEN = {
     "mkl": re.compile(r"^MKL_VERBOSE oneMKL .* 64 architecture (.*?),? Lnx", re.MULTILINE),
     "onednn": re.compile(r"^onednn_verbose,v1,info,cpu,isa:(.*)$", re.MULTILINE),
 }
-#: How PyTorch, MKL and oneDNN call them; whatever is not named here is older.
+#: PyTorch, MKL and oneDNN use these names; a set that is not named here is older.
 _NEWEST_FIRST: tuple[tuple[str, Level], ...] = (
     (r"AVX-?512|AVX ?10", "avx512"),
     (r"AVX ?2", "avx2"),
@@ -23,7 +23,7 @@ _NEWEST_FIRST: tuple[tuple[str, Level], ...] = (
 
 @dataclass(frozen=True)
 class Witness:
-    """`levels` by library; one that said nothing is missing."""
+    """`levels` by library; a library that reported none is missing."""
 
     levels: Mapping[str, Level]
     num_threads: int
@@ -40,7 +40,7 @@ class Witness:
         return cls(levels, found["threads"], found["documents"])
 
     def contradictions(self, environment: Environment) -> Iterator[str]:
-        """Limits that had no effect."""
+        """The limits that had no effect."""
         for library, limit in environment.limits.items():
             level = self.levels.get(library)
             if level is None:

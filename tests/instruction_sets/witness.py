@@ -1,4 +1,4 @@
-"""Says which instructions are in force in this process, and what the demo model hears here.
+"""Tells which instructions are in force in this process, and the demo model's results here.
 
     python -m tests.instruction_sets.witness
 

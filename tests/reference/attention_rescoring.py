@@ -1,6 +1,6 @@
 """Attention rescoring in float64, one hypothesis at a time, by PyTorch's own decoder layer.
 
-Reads a state dict under WeNet's names; shares nothing with oasr_backend.rescoring.
+Reads a state dict under WeNet's names; shares nothing with the package's own second pass.
 """
 
 from __future__ import annotations
@@ -99,5 +99,5 @@ class ReferenceRescoring:
     def combined(
         self, nbest: Sequence[tuple[Sequence[int], float]], encoded_TD: Tensor, *, ctc_weight: float
     ) -> list[float]:
-        """Of each (tokens, score in the beam)."""
+        """The combined score of each (tokens, score in the beam)."""
         return [self.score(tokens, encoded_TD) + ctc_weight * ctc for tokens, ctc in nbest]

@@ -20,7 +20,7 @@ def log_add(a: float, b: float) -> float:
 
 
 def greedy(log_probs_TV: npt.NDArray[np.floating], blank: int = 0) -> tuple[list[int], list[int]]:
-    """Tokens and the first frame of each."""
+    """The tokens, and the first frame of each."""
     tokens: list[int] = []
     times: list[int] = []
     previous = blank

@@ -66,7 +66,7 @@ def _centred(scaled_S: Tensor, config: FbankConfig) -> _Frames:
     if not config.remove_dc:
         return _Frames(frames_TN, frames_TN.new_zeros(len(frames_TN), 1), 0 * frames_TN)
     mean_T1, size_T1 = (x.mean(-1, keepdim=True) for x in (frames_TN, frames_TN.abs()))
-    # Equal samples round alike, so that no square root is to be had.
+    # Equal samples round alike, so that their errors add up without a square root.
     mean_error_T1 = gamma(frames_TN.shape[1] + 1) * size_T1
     centred_TN = frames_TN - mean_T1
     return _Frames(centred_TN, mean_error_T1, UNIT32 * (centred_TN.abs() + mean_error_T1))
@@ -83,7 +83,7 @@ def _carried(frames: _Frames, config: FbankConfig) -> Tensor:
     offset_1N = _emphasised(torch.ones_like(frames.value_TN[:1]), config)
     offset_1K = torch.fft.rfft(offset_1N, n=config.fft_size)[:, :-1].abs()
     own_TN = _emphasised(frames.error_TN, config, sign=1.0)
-    # Five roundings at most on each of the two terms.
+    # Each of the two terms takes five roundings at most.
     own_TN = own_TN + gamma(5) * _emphasised(frames.value_TN.abs(), config, sign=1.0)
     return frames.common_T1 * offset_1K + CONFIDENCE * own_TN.norm(dim=-1, keepdim=True)
 

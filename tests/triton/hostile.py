@@ -10,9 +10,9 @@ from typing import Any
 from oasr_backend.serve.process import TritonServer
 
 INFER = "/v2/models/oasr_streaming/infer"
-#: What curl -d and urllib say of a body when they are told nothing.
+#: curl -d and urllib name this type when the caller names none.
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-#: Its body may still go on for ever.
+#: The body of this request may still go on for ever.
 HALF_REQUEST = f"POST {INFER} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
 _TIMEOUT_S = 300.0
 
@@ -43,7 +43,7 @@ def one_byte_chunks(count: int) -> Iterable[bytes]:
 def post(
     server: TritonServer, body: bytes, headers: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Status and page of the answer. Raises OSError where none comes."""
+    """The status and body of the answer. Raises OSError where none comes."""
     return _answer(_begin(server, {**(headers or {}), "Content-Length": str(len(body))}), [body])
 
 

@@ -41,8 +41,8 @@ FOUND_IN_FAULTY_SERVER = {
 
 #: A refusal waits for the steps in progress, of which a request takes three at once at most.
 MAX_REFUSAL_STEPS = 4
-#: Three times as many callers as there are streams: were they served, all would take four times
-#: as long.
+#: There are three times as many callers as streams. If the server served them, all would take four
+#: times as long.
 MAX_SLOWDOWN = 2
 
 

@@ -1,4 +1,4 @@
-"""One recording, one text: however it is cut, typed, carried and accompanied."""
+"""One recording gives one text, whatever its cutting, type, protocol and company."""
 
 from __future__ import annotations
 

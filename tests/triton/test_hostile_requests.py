@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[TritonServer]:
-    """Its own: what these requests have touched stays in the memory of its threads."""
+    """The module has its own server: the pages that these requests touch stay with its threads."""
     settings = local_settings(MODEL_REPOSITORY, overrides={"checkpoint_dir": str(GOLDEN)})
     with TritonServer(settings) as running:
         running.wait_ready(180)

@@ -1,4 +1,4 @@
-"""What clients leave undone: silence, vanishing, second STARTs, cancelled calls, crowds.
+"""Clients that fall silent, vanish, START twice, cancel calls or come in crowds.
 
 The checkpoint is the small golden one: idle limits of seconds are far above what its steps take.
 """

@@ -1,4 +1,4 @@
-"""Loading, failing, unloading and stopping: what a model instance goes through, on real servers."""
+"""A model instance loads, fails, unloads and stops on real servers."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_an_end_cancelled_after_its_first_step_still_ends_its_stream(
         await cancel_in_hand(slow, wire.send("hung up", several_steps(recordings), "SE"))
 
     run_async(slow.server, slow.name, act)
-    # Its idle limit of 90 s is far away.
+    # The stream's idle limit of 90 s is far away.
     wait_until(
         lambda: slow.metrics()["oasr_active_streams"] == 0,
         what="the stream has ended without its caller",

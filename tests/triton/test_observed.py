@@ -1,4 +1,4 @@
-"""What an operator sees, and what a caller feels while another sends a minute at once."""
+"""The figures that an operator sees, and the delay of a caller while another sends a minute."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_triton_counts_our_batches(live_server: LiveServer, expected: list[str])
 def test_the_log_tells_a_streams_story_by_its_id(
     live_server: LiveServer, recordings: list[Pcm16]
 ) -> None:
-    # Spelled with letters that the C locale lacks.
+    # The id has letters that the C locale lacks.
     name = "histoire-contée-7f3a"
     with Wire(live_server.server, live_server.model_name) as wire:
         wire.stream(name, [recordings[0], recordings[0][:0]])

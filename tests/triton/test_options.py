@@ -1,4 +1,4 @@
-"""What a client may ask of its stream at START, on a live server, over both protocols."""
+"""The options that a client may give at START, on a live server, over both protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oasr_client` against a model with a longest length: whatever the chunks, all of it is heard."""
+"""`oasr_client` against a model with a longest length: it hears all, in chunks of any size."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _talk(clips: list[Clip]) -> Pcm16:
 
 @pytest.fixture(scope="module", name="documents")
 def _documents(capped: LoadedModel, talk: Pcm16) -> list[dict[str, Any]]:
-    """What the model says of each stretch of the longest length, as a stream of its own."""
+    """The model's text of each stretch of the longest length, as a stream of its own."""
     length = round(LONGEST_S * 16000)
     with capped.wire() as wire:
         return [

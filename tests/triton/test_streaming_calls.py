@@ -26,7 +26,7 @@ def test_streaming_calls_that_stay_open_do_not_end_the_server() -> None:
 
 
 async def _speak_all(url: str) -> list[int]:
-    """How many requests of each caller were answered; raises what any of them was told."""
+    """The number of answers of each caller. Raises the error that any of them got."""
     channels = [wire.InferChannel(url) for _ in range(4)]
     for channel in channels:
         await channel.connect(GUARD_S)

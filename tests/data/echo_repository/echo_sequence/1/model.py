@@ -1,6 +1,6 @@
 """A sequence model of a few lines: it adds up what a sequence sends.
 
-`SETTINGS` shows what the server process handed down: the overrides and the Python that runs it.
+`SETTINGS` shows the overrides that the server process handed down, and the Python that runs it.
 """
 
 from __future__ import annotations
