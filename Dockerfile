@@ -17,7 +17,8 @@ WORKDIR /opt/oasr
 COPY pyproject.toml README.md ./
 COPY oasr_backend/ oasr_backend/
 COPY client/ client/
-# As `make install`, without the server (the image has its own) and the development tools.
+# This installs as `make install` does, without the server, which the image has, and the
+# development tools.
 RUN python3 -m pip install --no-cache-dir -e . 'typer>=0.12' 'rich>=13'
 COPY model_repository/ model_repository/
 

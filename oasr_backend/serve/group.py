@@ -25,7 +25,7 @@ class _Process(NamedTuple):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to the group of a process, then a bounded wait until nobody in it runs."""
+    """Sends SIGKILL to the group of a process, then waits, bounded, until no process of it runs."""
     deadline_s = time.monotonic() + _WAIT_S
     with contextlib.suppress(ProcessLookupError):
         while True:
@@ -38,7 +38,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def running_in_group(group_id: int) -> list[int]:
-    """Ids of the processes of a group, without zombies: those only wait for a parent to look."""
+    """Ids of the processes of a group, without zombies, which only wait for a parent to look."""
     return [one.process_id for one in _members(group_id) if one.state not in "ZX"]
 
 

@@ -7,7 +7,7 @@ import subprocess
 
 from oasr_backend.serve.shm import SHM_DIRECTORY
 
-# The pipe ends when the last process that holds its other end does, however that happens.
+# The pipe ends when the last process that holds its other end does, however it ends.
 _SCRIPT = 'read -r _; kill -s KILL -- "-$1"; rm -f -- "$2"*'
 
 
@@ -25,12 +25,12 @@ class OwnerGuard:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # What a terminal sends to the owner's group is not meant for the guard.
+            # Signals that a terminal sends to the owner's group are not meant for the guard.
             start_new_session=True,
         )
 
     def release(self) -> None:
-        """The group is gone; nothing is to be killed any more. Idempotent."""
+        """Tells the guard that the group is gone, so that it kills nothing any more. Idempotent."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin is not None:

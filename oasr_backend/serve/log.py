@@ -1,4 +1,4 @@
-"""What a tritonserver prints: passed on, remembered, and read for the cause of a failure."""
+"""The output of a tritonserver: passed on, remembered, and read for the cause of a failure."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class OutputRelay:
             self._sink.write(line)
             self._sink.flush()
         except OSError:
-            # Whoever read the output has gone; the server must not block on a full pipe.
+            # The reader of the output has gone; the server must not block on a full pipe.
             return
 
 
 def load_failures(log: str) -> list[str]:
-    """One line for each model that was not loaded: its name and what it raised."""
+    """One line for each model that was not loaded: its name and its error."""
     found = (_NOT_LOADED.search(line) for line in log.splitlines())
     return [
         f"the model {match['model']} was not loaded: {_message(match['text'])}"

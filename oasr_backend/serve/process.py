@@ -89,7 +89,7 @@ class TritonServer:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a process, running or ended."""
+        """Whether a process exists, running or ended."""
         return self._process is not None
 
     @property
@@ -99,7 +99,7 @@ class TritonServer:
 
     @property
     def exit_status(self) -> int | None:
-        """As `Popen.returncode`: None while the server runs, -N when signal N ended it."""
+        """The server's `Popen.returncode`: None while it runs, -N when signal N ended it."""
         return self._started().poll()
 
     def start(self) -> None:
@@ -154,7 +154,7 @@ class TritonServer:
         return is_ready
 
     def metrics_page(self) -> str | None:
-        """What the metrics port says now; None where it does not answer."""
+        """The present page of the metrics port; None where it does not answer."""
         return _read(self.metrics_url, timeout_s=1.0)
 
     def send_signal(self, number: int) -> None:
@@ -264,7 +264,7 @@ class TritonServer:
 
 
 def _read(url: str, *, timeout_s: float = 2.0) -> str | None:
-    """The page; None where there is no answer, or another than 200."""
+    """The page; None where no answer comes, or one with a status other than 200."""
     try:
         with _OPENER.open(url, timeout=timeout_s) as response:
             return str(response.read().decode()) if response.status == 200 else None

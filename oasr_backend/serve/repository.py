@@ -1,4 +1,4 @@
-"""What `oasr-serve` needs to know of a model repository before a server reads it."""
+"""Reads what `oasr-serve` needs of a model repository before a server does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ModelConfig:
 
     @property
     def triton_arguments(self) -> dict[str, str]:
-        """What Triton hands to the model's `initialize`, as far as a load depends on it."""
+        """The arguments of the model's `initialize` that a load depends on."""
         parameters = {key: {"string_value": text} for key, text in self.parameters.items()}
         config = {"parameters": parameters, "sequence_batching": self.sequence_batching}
         return {
@@ -70,7 +70,7 @@ def read_model_config(model_directory: Path) -> ModelConfig:
 
 
 def _sequence_batching(text: str) -> dict[str, Any]:
-    """As in Triton's JSON: numbers of 64 bits are strings there, 0 stands for what is not given."""
+    """Fields follow Triton's JSON: 64-bit numbers are strings there, and 0 stands for none given."""
     idle, oldest = _IDLE_US.search(text), _OLDEST.search(text)
     found: dict[str, Any] = {"max_sequence_idle_microseconds": idle[1] if idle else "0"}
     if oldest:

@@ -26,7 +26,7 @@ def new_region_prefix() -> str:
 
 
 def unowned_region_prefix() -> str:
-    """A prefix for a server that somebody else starts; nothing here removes its regions."""
+    """A prefix for a server that another process starts; this module never removes its regions."""
     return f"oasr_unowned_{secrets.token_hex(4)}_"
 
 

@@ -22,12 +22,12 @@ def is_reserved_whole(overcommit: Path = _OVERCOMMIT) -> bool:
 
 
 def hard_limit_bytes() -> int | None:
-    """What a process may ask for at most; None: anything."""
+    """The largest stack that a process may ask for; None: any."""
     return _finite(resource.getrlimit(resource.RLIMIT_STACK)[1])
 
 
 def address_space_bytes() -> int | None:
-    """What all stacks together may take of the address space; None: anything."""
+    """The address space that all stacks together may take; None: any."""
     return _finite(resource.getrlimit(resource.RLIMIT_AS)[0])
 
 
@@ -38,7 +38,7 @@ def stack_bytes() -> int | None:
     """
     if is_reserved_whole() or address_space_bytes() is not None:
         return None
-    # Not "unlimited": glibc then gives threads 2 MiB.
+    # The limit is not "unlimited", with which glibc gives threads 2 MiB.
     soft = _finite(resource.getrlimit(resource.RLIMIT_STACK)[0]) or 0
     wanted, hard = max(STACK_BYTES, soft), hard_limit_bytes()
     return wanted if hard is None else min(wanted, hard)

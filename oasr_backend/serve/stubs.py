@@ -15,7 +15,7 @@ _LOOKS = 5
 _LOOKS_A_PAGE = 5
 #: A model that moves does so each second; below this a busy machine could be taken for a hang.
 LEAST_HANG_LIMIT_S = 10.0
-# Of a model that is unloaded it is 0.
+# The heartbeat of an unloaded model is 0.
 _HEARTBEAT = re.compile(r"^oasr_heartbeat_seconds\{(.*)\} ([1-9]\S*)$", re.MULTILINE)
 
 

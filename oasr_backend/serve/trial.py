@@ -1,4 +1,4 @@
-"""Loads each model once, as the server would, so that what keeps it from loading is one line."""
+"""Loads each model once, as the server would, so that a failed load is told in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oasr_backend.serve.repository import ModelConfig, model_directories, read_m
 
 
 def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
-    """Takes the memory and time of a start. Models without a checkpoint are not ours: left out."""
+    """Takes the memory and time of a start. It leaves out models without a checkpoint."""
     environment = build_environment(install, settings)
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
     ours = [config for config in configs if CHECKPOINT_KEY in config.parameters]
@@ -23,7 +23,7 @@ def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list
 
 
 def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterator[Problem]:
-    # Another process, as in the server: its packages, its variables, and memory that goes with it.
+    # The load has a process of its own, as in the server: its packages, variables and memory.
     command = [
         sys.executable,
         "-m",

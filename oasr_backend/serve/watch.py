@@ -28,7 +28,7 @@ class _StopSignals:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A signal that comes in here is raised at the end of the block."""
+        """Holds a signal that comes in the block, and raises it at the block's end."""
         self._is_held = True
         yield
         self._is_held = False
@@ -59,7 +59,7 @@ def watch_over(
     """
     signals = _StopSignals()
     try:
-        # Between the fork and its process id nobody could stop the server.
+        # Between the fork and its process id no handler could stop the server.
         with signals.held():
             server.start()
         server.wait_ready(ready_timeout_s)

@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def check(environment: Environment, first: Witness | None) -> Witness:
-    """Returns `first`, or this environment's witness if there is none yet. Raises DeviationError."""
+    """Returns `first`, or this environment's witness without it. Raises DeviationError."""
     begin_s = cpu_seconds()
     witness = Witness.from_output(output_of(environment, WITNESS))
     print(f"{environment.name}: {witness}", flush=True)
