@@ -70,7 +70,7 @@ def read_model_config(model_directory: Path) -> ModelConfig:
 
 
 def _sequence_batching(text: str) -> dict[str, Any]:
-    """Fields follow Triton's JSON: 64-bit numbers are strings there, and 0 stands for none given."""
+    """Fields follow Triton's JSON: 64-bit numbers are strings there, and 0 stands for no value."""
     idle, oldest = _IDLE_US.search(text), _OLDEST.search(text)
     found: dict[str, Any] = {"max_sequence_idle_microseconds": idle[1] if idle else "0"}
     if oldest:
