@@ -6,7 +6,7 @@ Both calls run the engine's own batching, paged caches and decoder; nothing here
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def stream_log_probs(
     dtype: str = "float32",
 ) -> FloatArray:
     """CTC log-probabilities (T', V) of log-mel features (T, F), chunk by chunk, no tail padding."""
-    config = ServingConfig(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
+    config = ServingConfig.of(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
     (decoded,) = decode_features(checkpoint_dir, [feats], config, device=device)
     return decoded.log_probs_TV
 
@@ -133,11 +133,11 @@ class _FeatureSession:
 def _roomy(config: ServingConfig, feats: Sequence[FloatArray]) -> ServingConfig:
     """As many streams as there are features, and no ceiling on unlimited history."""
     num_streams = len(feats)
-    config = replace(config, max_streams=num_streams, max_step_streams=num_streams)
-    if config.num_left_chunks >= 0:
+    config = config.changed(max_streams=num_streams, max_step_streams=num_streams)
+    if config.cache.num_left_chunks >= 0:
         return config
-    most_chunks = max(len(array) for array in feats) // config.chunk_size + 2
-    return replace(config, max_num_blocks=num_streams * most_chunks)
+    most_chunks = max(len(array) for array in feats) // config.cache.chunk_size + 2
+    return config.changed(max_num_blocks=num_streams * most_chunks)
 
 
 def stream_transcript(
@@ -152,7 +152,7 @@ def stream_transcript(
     dtype: str = "float32",
 ) -> dict[str, Any]:
     """The RESULT document of a mono audio file that is fed in pieces of `piece_ms`."""
-    config = ServingConfig(
+    config = ServingConfig.of(
         chunk_size=chunk_size,
         num_left_chunks=num_left_chunks,
         tail_padding=tail_padding,

@@ -54,7 +54,7 @@ class Admission:
         self._config = config
         self._metrics = metrics
         self._check_options = check_options
-        self._defaults = StreamOptions.from_config(config)
+        self._defaults = config.defaults
         try:
             check_options(self._defaults)
         except InvalidRequestError as error:
@@ -121,7 +121,7 @@ class Admission:
         number = chunk_seq(chunk.parameters)
         if self._streams.is_full:
             # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
-            self.reap(before_s=now_s - self._config.dead_after_s, reason="evicted")
+            self.reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
         stream.next_chunk_seq = number
         self._metrics.streams_opened += 1
@@ -131,8 +131,9 @@ class Admission:
         return stream
 
     def _check_language(self, options: StreamOptions) -> None:
-        if options.language not in ("", self._config.language):
-            known = repr(self._config.language) if self._config.language else "not named"
+        if options.language not in ("", self._config.model.language):
+            own = self._config.model.language
+            known = repr(own) if own else "not named"
             raise InvalidRequestError(
                 f"language={shown(options.language)}: this model has one language ({known}); leave "
                 "language out"
@@ -155,7 +156,9 @@ class Admission:
             )
         stream.check_chunk_seq(chunk_seq(chunk.parameters))
         samples_S = self._checked_samples(stream, chunk)
-        stream.accept(samples_S, is_last=chunk.is_last, tail_padding=self._config.tail_padding)
+        stream.accept(
+            samples_S, is_last=chunk.is_last, tail_padding=self._config.server.tail_padding
+        )
 
     def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples | Pcm16:
         samples_S = chunk.samples_S

@@ -22,10 +22,10 @@ def build_rescorer(
         return decoder
     decoder.prepare(device=cache_config.device, dtype=cache_config.dtype)
     frames = EncodedFrames(
-        block_frames=config.chunk_size,
+        block_frames=config.cache.chunk_size,
         model_dim=decoder.model_dim,
-        max_frames=round(config.rescoring_max_s / frame_s),
+        max_frames=round(config.search.rescoring_max_s / frame_s),
         device=cache_config.device,
         dtype=cache_config.dtype,
     )
-    return Rescorer(decoder, frames, ctc_weight=config.rescoring_ctc_weight)
+    return Rescorer(decoder, frames, ctc_weight=config.search.rescoring_ctc_weight)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -74,13 +74,15 @@ class Engine:
     ) -> None:
         config = config.with_defaults(on_gpu=device.type == "cuda")
         model = checkpoint.model
-        dtype = getattr(torch, config.dtype)
+        dtype = getattr(torch, config.model.dtype)
         cache_config = build_cache_config(config, model.spec, device=device, dtype=dtype)
-        most_positions = max(config.position_limit_frames, cache_config.max_stream_frames)
-        model.prepare(device=device, dtype=dtype, num_positions=most_positions + config.chunk_size)
+        most_positions = max(config.cache.position_limit_frames, cache_config.max_stream_frames)
+        model.prepare(
+            device=device, dtype=dtype, num_positions=most_positions + config.cache.chunk_size
+        )
         self.config = config
         self.model = model
-        self.geometry = model.window_geometry(config.chunk_size)
+        self.geometry = model.window_geometry(config.cache.chunk_size)
         self.caches = StreamCaches(
             cache_config,
             decoder_config(config, model.blank_id),
@@ -93,8 +95,8 @@ class Engine:
         )
         self.metrics = EngineMetrics()
         self.streams = StreamRegistry(
-            max_streams=config.max_streams,
-            idle_timeout_s=config.stream_idle_timeout_s,
+            max_streams=config.step.max_streams,
+            idle_timeout_s=config.server.stream_idle_timeout_s,
             open_context=self.caches.open,
             new_buffer=lambda: AudioBuffer(self.geometry),
         )
@@ -104,9 +106,9 @@ class Engine:
         self._runner = EncoderRunner(
             model,
             self.caches,
-            window_shape=(config.max_step_streams, self.geometry.window_samples),
+            window_shape=(config.step.max_step_streams, self.geometry.window_samples),
         )
-        if config.cuda_graphs:
+        if config.step.cuda_graphs:
             self._runner.capture()
         self._results = ResultBuilder(
             checkpoint.tokenizer, self.caches.ctc, frame_s=self.geometry.encoder_frame_s
@@ -127,8 +129,8 @@ class Engine:
 
         Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
         """
-        if config.lm_path:
-            config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
+        if config.search.lm_path:
+            config = config.changed(lm_path=str(Path(checkpoint_dir, config.search.lm_path)))
         with on_device(torch.device(device)):
             engine = cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
             engine.test_itself()
@@ -182,7 +184,9 @@ class Engine:
         with self._in_step():
             ready: Sequence[Stream] = []
             with self._failing_whole(self._waiting()):
-                ready = next_batch(self._waiting(), max_step_streams=self.config.max_step_streams)
+                ready = next_batch(
+                    self._waiting(), max_step_streams=self.config.step.max_step_streams
+                )
             with self._failing_whole(ready), on_device(self.caches.config.device):
                 if going_on := self._without_full(ready):
                     self._turns.stepped(going_on)
@@ -191,7 +195,9 @@ class Engine:
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
         with self._lock:
-            return self._admission.reap(before_s=self._clock() - self.config.stream_idle_timeout_s)
+            return self._admission.reap(
+                before_s=self._clock() - self.config.server.stream_idle_timeout_s
+            )
 
     def close(self) -> None:
         """Answers what is still waiting with an error and frees every stream."""
@@ -210,7 +216,11 @@ class Engine:
             pool = self.caches.pool
             gauges = (
                 ("oasr_active_streams", "Open streams", len(self.streams)),
-                ("oasr_max_streams", "Streams that can be open at once", self.config.max_streams),
+                (
+                    "oasr_max_streams",
+                    "Streams that can be open at once",
+                    self.config.step.max_streams,
+                ),
                 ("oasr_free_blocks", "K/V blocks that no stream holds", pool.num_free_blocks),
                 ("oasr_used_blocks", "K/V blocks in use", pool.num_blocks - pool.num_free_blocks),
                 ("oasr_healthy", "1 while the device works", int(self.is_healthy)),
@@ -337,8 +347,8 @@ class Engine:
         return stack_windows(streams, self.geometry, into=self._runner.next_staging())
 
     def _forward(self, batch: StepBatch) -> ModelOutput:
-        if self.config.debug_slow_step_ms:
-            time.sleep(self.config.debug_slow_step_ms / 1000)
+        if self.config.step.debug_slow_step_ms:
+            time.sleep(self.config.step.debug_slow_step_ms / 1000)
         return self._runner.forward(batch)
 
     @contextmanager

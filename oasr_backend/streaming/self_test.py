@@ -11,7 +11,6 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.errors import SelfTestError
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.models.acoustic_model import ModelOutput
-from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.batching import StepBatch, stack_windows
 from oasr_backend.streaming.results import ResultBuilder
 from oasr_backend.streaming.runner import EncoderRunner
@@ -46,8 +45,10 @@ class SelfTest:
         """
         streams = self._registry()
         try:
-            stream = streams.open("self-test", StreamOptions.from_config(self.config), now_s=0.0)
-            stream.accept(self._noise(stream), is_last=True, tail_padding=self.config.tail_padding)
+            stream = streams.open("self-test", self.config.defaults, now_s=0.0)
+            stream.accept(
+                self._noise(stream), is_last=True, tail_padding=self.config.server.tail_padding
+            )
             self._decode(stream)
             self._answer(stream)
             streams.close(stream)
@@ -67,7 +68,7 @@ class SelfTest:
     def _registry(self) -> StreamRegistry:
         return StreamRegistry(
             max_streams=1,
-            idle_timeout_s=self.config.stream_idle_timeout_s,
+            idle_timeout_s=self.config.server.stream_idle_timeout_s,
             open_context=self.caches.open,
             new_buffer=lambda: AudioBuffer(self.geometry),
         )
@@ -94,12 +95,12 @@ class SelfTest:
         if bad:
             raise SelfTestError(
                 f"every file is read, but {bad} of {logits_TV.numel()} outputs of a test stream "
-                f"are not finite under dtype={self.config.dtype}; {self._remedy}"
+                f"are not finite under dtype={self.config.model.dtype}; {self._remedy}"
             )
 
     @property
     def _remedy(self) -> str:
-        if self.config.dtype == "float32":
+        if self.config.model.dtype == "float32":
             return "take the checkpoint of an earlier step, and all its files of one training"
         return "serve it with dtype=float32, whose range is wider"
 

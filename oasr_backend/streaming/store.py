@@ -57,45 +57,45 @@ def build_cache_config(
                 f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
                 "prompt that nobody chose would be served; declare it with persistent=False"
             )
-    num_left_chunks = config.num_left_chunks
+    num_left_chunks = config.cache.num_left_chunks
     if spec.attention_window_frames is not None:
-        num_left_chunks = -(-spec.attention_window_frames // config.chunk_size)
+        num_left_chunks = -(-spec.attention_window_frames // config.cache.chunk_size)
     geometry = CacheConfig(
         num_layers=spec.num_kv_layers,
         n_kv_head=spec.num_kv_heads,
         head_dim=spec.head_dim,
         hidden_dim=spec.model_dim,
         kernel_size=spec.conv_kernel_size,
-        chunk_size=config.chunk_size,
+        chunk_size=config.cache.chunk_size,
         num_left_chunks=num_left_chunks,
-        block_size_frames=config.block_size_frames,
+        block_size_frames=config.cache.block_size_frames,
         max_num_blocks=None,
-        max_blocks_per_seq=config.max_blocks_per_seq,
-        max_batch_size=config.max_streams,
+        max_blocks_per_seq=config.cache.max_blocks_per_seq,
+        max_batch_size=config.step.max_streams,
         device=device,
         dtype=dtype,
         prefill_kv_window=spec.attention_window_frames is not None,
         stream_states=spec.state_specs,
-        position_limit_frames=config.position_limit_frames,
+        position_limit_frames=config.cache.position_limit_frames,
     )
     if geometry.peak_blocks is not None:
         # No row is ever longer than the peak.
         geometry = replace(geometry, max_blocks_per_seq=geometry.peak_blocks)
-    if config.max_num_blocks:
+    if config.cache.max_num_blocks:
         _check_stated_pool(config, geometry)
-        return replace(geometry, max_num_blocks=config.max_num_blocks)
-    budget_bytes = config.cpu_kv_budget_mib << 20 if device.type == "cpu" else None
+        return replace(geometry, max_num_blocks=config.cache.max_num_blocks)
+    budget_bytes = config.cache.cpu_kv_budget_mib << 20 if device.type == "cpu" else None
     _check_memory(config, geometry, budget_bytes)
     return sized(geometry, budget_bytes=budget_bytes)
 
 
 def _check_stated_pool(config: ServingConfig, geometry: CacheConfig) -> None:
     per_stream = geometry.peak_blocks or 1
-    needed = config.max_streams * per_stream
-    if config.max_num_blocks < needed:
+    needed = config.step.max_streams * per_stream
+    if config.cache.max_num_blocks < needed:
         raise ConfigError(
-            f"max_num_blocks={config.max_num_blocks} is less than the {needed} blocks that "
-            f"max_streams={config.max_streams} streams need, {per_stream} each; raise "
+            f"max_num_blocks={config.cache.max_num_blocks} is less than the {needed} blocks that "
+            f"max_streams={config.step.max_streams} streams need, {per_stream} each; raise "
             f"max_num_blocks, set it to 0 for what is needed, or {_less_need(geometry)}"
         )
 
@@ -110,11 +110,12 @@ def _check_memory(config: ServingConfig, geometry: CacheConfig, budget_bytes: in
         limit = f"{geometry.device} has {max(0, available) >> 20} MiB for it ({words}, in bytes)"
         more = "free memory of that GPU"
     else:
-        limit = f"cpu_kv_budget_mib={config.cpu_kv_budget_mib}"
+        limit = f"cpu_kv_budget_mib={config.cache.cpu_kv_budget_mib}"
         more = f"set cpu_kv_budget_mib={need_mib}"
     raise ConfigError(
-        f"the K/V pool of max_streams={config.max_streams} streams needs {need_mib} MiB ({needed} "
-        f"blocks of {block_bytes(geometry)} bytes), but {limit}; {more}, or {_less_need(geometry)}"
+        f"the K/V pool of max_streams={config.step.max_streams} streams needs {need_mib} MiB "
+        f"({needed} blocks of {block_bytes(geometry)} bytes), but "
+        f"{limit}; {more}, or {_less_need(geometry)}"
     )
 
 
