@@ -91,7 +91,7 @@ class Contest:
     """One engine and its recordings; each method measures one thing about their texts."""
 
     def __init__(self, references: Sequence[Reference], *, device: str, dtype: str) -> None:
-        config = ServingConfig(dtype=dtype)
+        config = ServingConfig.of(dtype=dtype)
         self._engine = Engine.load(DEMO_DIRECTORY, config, device=device)
         self._references = references
 

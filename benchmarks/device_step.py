@@ -27,7 +27,7 @@ REPEATS = 30
 
 def build_engine(width: int, dtype: str, device: str) -> Engine:
     directory = write_random_checkpoint(Path(tempfile.mkdtemp()))
-    config = ServingConfig(dtype=dtype, max_streams=width, max_step_streams=width)
+    config = ServingConfig.of(dtype=dtype, max_streams=width, max_step_streams=width)
     return Engine.load(directory, config, device=device)
 
 
@@ -42,7 +42,7 @@ class StepBench:
         generator = np.random.default_rng(0)
         rows = self.runner.next_staging()[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
-        self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
+        self.batch = StepBatch(self.generations, rows, (engine.config.cache.chunk_size,) * width)
 
     def close(self) -> None:
         for context in self._contexts:
@@ -50,7 +50,7 @@ class StepBench:
 
     def advance(self) -> torch.Tensor:
         """A whole step with its bookkeeping."""
-        caches, chunk = self._engine.caches, self._engine.config.chunk_size
+        caches, chunk = self._engine.caches, self._engine.config.cache.chunk_size
         caches.prepare(self.generations)
         output = self.runner.forward(self.batch)
         caches.commit(self.generations, (chunk,) * len(self.generations), output)()

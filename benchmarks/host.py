@@ -36,11 +36,11 @@ class PreparedRunner:
 
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
-        window_shape = (config.max_step_streams, engine.geometry.window_samples)
+        window_shape = (config.step.max_step_streams, engine.geometry.window_samples)
         self._staging: Staging = {
             dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
         }
-        shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
+        shape = (config.step.max_step_streams, config.cache.chunk_size, model.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)
         silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
@@ -57,7 +57,7 @@ class PreparedRunner:
 
 def _tiny_engine(*, num_streams: int) -> Engine:
     size = Size(num_layers=1, model_dim=16, num_heads=1, feed_forward_dim=16, vocab_size=64)
-    config = ServingConfig(max_streams=num_streams, max_step_streams=num_streams)
+    config = ServingConfig.of(max_streams=num_streams, max_step_streams=num_streams)
     with tempfile.TemporaryDirectory() as folder:
         directory = write_random_checkpoint(Path(folder), size)
         return Engine.load(directory, config, device="cpu")
@@ -78,7 +78,7 @@ def run(options: Options) -> Report:
         engine.close()
     configuration = {
         "chunk_s": CHUNK_S,
-        "max_step_streams": engine.config.max_step_streams,
+        "max_step_streams": engine.config.step.max_step_streams,
         "spoken_share": _SPOKEN_SHARE,
     }
     return Report("host", configuration, figures)

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import CHUNK_SAMPLES, DEMO_DIRECTORY, SAMPLE_RATE, FloatArray, read_audio
-from oasr_backend.config import ServingConfig
+from oasr_backend.config import CacheSettings, ServingConfig
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -159,9 +159,9 @@ def run(hours: float, *, lap_s: float, config: ServingConfig) -> tuple[Report, l
         "hours": hours,
         "lap_s": lap_s,
         "threads": torch.get_num_threads(),
-        "chunk_size": config.chunk_size,
-        "num_left_chunks": config.num_left_chunks,
-        "position_limit_frames": config.position_limit_frames,
+        "chunk_size": config.cache.chunk_size,
+        "num_left_chunks": config.cache.num_left_chunks,
+        "position_limit_frames": config.cache.position_limit_frames,
     }
     return Report("long_stream", configuration, _figures(laps)), complaints(laps)
 
@@ -186,11 +186,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_stream", description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--lap-minutes", type=float, default=10.0)
-    parser.add_argument("--position-limit", type=int, default=ServingConfig.position_limit_frames)
+    parser.add_argument("--position-limit", type=int, default=CacheSettings.position_limit_frames)
     parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    config = ServingConfig(max_streams=1, position_limit_frames=chosen.position_limit)
+    config = ServingConfig.of(max_streams=1, position_limit_frames=chosen.position_limit)
     report, found = run(chosen.hours, lap_s=chosen.lap_minutes * 60, config=config)
     console = Console()
     report.show(console)

@@ -80,7 +80,7 @@ def _share(name: str, times_ms: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIRECTORY, ServingConfig(max_streams=STREAMS), device="cpu")
+    return Engine.load(DEMO_DIRECTORY, ServingConfig.of(max_streams=STREAMS), device="cpu")
 
 
 if __name__ == "__main__":

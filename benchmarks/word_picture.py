@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("wav", type=Path, nargs="?", default=default)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "word_times.svg")
     arguments = parser.parse_args()
-    engine = Engine.load(DEMO_DIRECTORY, ServingConfig(word_times=True), device="cpu")
+    engine = Engine.load(DEMO_DIRECTORY, ServingConfig.of(word_times=True), device="cpu")
     document = transcribe_file(engine, arguments.wav)
     samples_S = soundfile.read(arguments.wav, dtype="float32")[0]
     arguments.output.write_text(picture(samples_S, document), encoding="utf-8")

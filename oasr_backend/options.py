@@ -1,7 +1,7 @@
 """Request parameters: per-stream options at START, and the chunk number that any request may carry.
 
-Everything is checked before anything is allocated. The server's defaults are ServingConfig's fields
-of the same names.
+Everything is checked before anything is allocated. The server's defaults are keys of config.pbtxt
+with the same names.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from oasr_backend.config import ServingConfig
-from oasr_backend.errors import ConfigError, InvalidRequestError, shown
+from oasr_backend.errors import InvalidRequestError, shown
 from oasr_backend.types import ParameterValue
 
 MIN_SAMPLE_RATE = 8000
@@ -69,16 +68,6 @@ class StreamOptions:
     endpoint_silence_start_s: float = 5.0
     # Length after which a segment ends at the next word; 0: never.
     endpoint_max_s: float = 30.0
-
-    @classmethod
-    def from_config(cls, config: ServingConfig) -> StreamOptions:
-        """The server's defaults. Raises ConfigError where they do not go together."""
-        names = {field.name for field in fields(config)} - {"language"}
-        values = {f.name: getattr(config, f.name) for f in fields(cls) if f.name in names}
-        try:
-            return cls(**values)
-        except InvalidRequestError as error:
-            raise ConfigError(f"the defaults of the server's streams: {error}") from error
 
     @classmethod
     def from_parameters(

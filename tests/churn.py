@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     clips = read_clips(DEMO_DIR / "testset") + read_clips(DEMO_DIR / "eval")
     recordings = [soundfile.read(clip.path, dtype="float32")[0] for clip in clips[: chosen.clips]]
     reference = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
-    config = ServingConfig(max_streams=chosen.guests, dtype=chosen.dtype)
+    config = ServingConfig.of(max_streams=chosen.guests, dtype=chosen.dtype)
     engine = Engine.load(DEMO_DIR, config, device=chosen.device)
     texts = texts_alone(reference, recordings)
     churn = Churn(engine, recordings, texts, seed=1, most_guests=chosen.guests)

@@ -42,7 +42,7 @@ def golden_engine(clock: Callable[[], float] | None = None, **settings: Any) -> 
     checkpoint = load_wenet(GOLDEN_DIR / "wenet_small")
     return Engine(
         checkpoint,
-        ServingConfig(**settings),
+        ServingConfig.of(**settings),
         device=torch.device("cpu"),
         clock=clock or ManualClock(),
     )

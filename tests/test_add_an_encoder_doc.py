@@ -23,7 +23,7 @@ DOCUMENT = ROOT / "docs" / "add_an_encoder.md"
 
 def toy_engine(**settings: Any) -> Engine:
     document = run_document(DOCUMENT.name)
-    config = ServingConfig(**{"max_streams": 4, **settings})
+    config = ServingConfig.of(**{"max_streams": 4, **settings})
     return Engine(document["toy_checkpoint"](), config, device=torch.device("cpu"))
 
 

@@ -26,7 +26,7 @@ SETTINGS = [(16, -1), (16, 4), (16, 0), (8, 4), (4, 0)]
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    config = ServingConfig(max_streams=options.STREAMS)
+    config = ServingConfig.of(max_streams=options.STREAMS)
     return Engine.load(DEMO_DIR, config, device="cpu")
 
 

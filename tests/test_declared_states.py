@@ -71,7 +71,7 @@ def recurrent_engine(**settings: Any) -> Engine:
         blank_id=0,
     )
     tokenizer = load_tokenizer(DEMO_DIR / "units.txt", None)
-    config = ServingConfig(**{"max_streams": 3, **settings})
+    config = ServingConfig.of(**{"max_streams": 3, **settings})
     return Engine(Checkpoint(model, tokenizer), config, device=torch.device("cpu"))
 
 

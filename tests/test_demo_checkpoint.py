@@ -58,7 +58,7 @@ def wer(clips: Sequence[Clip], texts: Sequence[str]) -> float:
 @pytest.mark.numerics
 def test_every_clip_has_the_text_of_wenets_own_streaming_loop(all_clips: list[Clip]) -> None:
     assert len(all_clips) == 70
-    settings = ServingConfig(chunk_size=16, num_left_chunks=4, tail_padding=False)
+    settings = ServingConfig.of(chunk_size=16, num_left_chunks=4, tail_padding=False)
     engine = Engine.load(DEMO_DIR, settings, device="cpu")
     texts = transcribe(engine, [read(clip) for clip in all_clips])
     assert texts == [clip.wenet_text for clip in all_clips]
@@ -175,7 +175,7 @@ def test_resampled_audio_may_be_cut_anywhere(
 
 
 def test_half_precision_hears_the_same(engine: Engine, clips: list[Clip]) -> None:
-    half = Engine.load(DEMO_DIR, ServingConfig(dtype="bfloat16"), device="cpu")
+    half = Engine.load(DEMO_DIR, ServingConfig.of(dtype="bfloat16"), device="cpu")
     utterances = [read(clip) for clip in clips[:3]]
     texts, base = transcribe(half, utterances), transcribe(engine, utterances)
     assert all(texts)

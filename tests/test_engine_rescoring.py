@@ -58,7 +58,7 @@ def _new_engine(directory: Path) -> NewEngine:
 
 def engine_of(directory: Path, **settings: Any) -> Engine:
     clock = settings.pop("clock", ManualClock())
-    config = ServingConfig(**{"max_streams": 8, **settings})
+    config = ServingConfig.of(**{"max_streams": 8, **settings})
     return Engine(load_wenet(directory), config, device=torch.device("cpu"), clock=clock)
 
 

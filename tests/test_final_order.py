@@ -27,7 +27,7 @@ def _lm_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     for symbol in symbols:
         entries[symbol, "</s>"] = (-float(chance.uniform(0, 9)), 0.0)
     path = write(tmp_path_factory.mktemp("lm"), arpa(entries))
-    config = ServingConfig(lm_path=str(path), lm_weight=0.3, tail_padding=False, max_streams=8)
+    config = ServingConfig.of(lm_path=str(path), lm_weight=0.3, tail_padding=False, max_streams=8)
     return Engine.load(directory, config, device="cpu")
 
 
@@ -110,7 +110,7 @@ def scores_of(engine: Engine, **options: Any) -> dict[tuple[int, ...], float]:
 
 def test_rescoring_goes_on_from_the_order_with_the_ends(lm_engine: Engine) -> None:
     """What the attention decoder adds to half of a beam's score is the same with and without."""
-    ctc_weight = lm_engine.config.rescoring_ctc_weight
+    ctc_weight = lm_engine.config.search.rescoring_ctc_weight
     added = []
     for use_lm in (True, False):
         beam = scores_of(lm_engine, use_lm=use_lm)

@@ -85,7 +85,7 @@ def test_a_stream_is_decoded_from_kaldis_frames_of_the_models_own_geometry(
     resampler = StreamingResampler(CLIENT_RATE_HZ, rate)
     heard_S = np.concatenate([resampler.accept(samples_S), resampler.finish()])
     feats_TF = kaldi_features(heard_S, rate, options)
-    engine = Engine.load(directory, ServingConfig(**SERVER, tail_padding=False), device="cpu")
+    engine = Engine.load(directory, ServingConfig.of(**SERVER, tail_padding=False), device="cpu")
     log_probs_TV, document = streamed(engine, samples_S)
     expected_TV = stream_log_probs(directory, feats_TF, **SERVER)
     assert log_probs_TV.shape == expected_TV.shape

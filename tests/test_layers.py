@@ -21,8 +21,10 @@ CLIENT = ROOT / "client" / "oasr_client"
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "device"),
-    ("types", "config"),
-    ("options", "metrics", "kernels"),
+    ("types",),
+    ("options",),
+    ("config",),
+    ("metrics", "kernels"),
     ("features", "text"),
     ("decoders",),
     ("cache",),

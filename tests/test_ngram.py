@@ -172,7 +172,7 @@ def test_a_model_of_what_is_said_lowers_the_error_rate(
 ) -> None:
     """The mechanism only: the n-grams come from the very texts, so the gain says nothing else."""
     clips, truth = all_clips[:12], [clip.text for clip in all_clips[:12]]
-    config = ServingConfig(lm_path=str(write(tmp_path, arpa(bigrams(truth)))))
+    config = ServingConfig.of(lm_path=str(write(tmp_path, arpa(bigrams(truth)))))
     engine = Engine.load(DEMO_DIR, config, device="cpu")
     plain, fused = transcribe(engine, clips), transcribe(engine, clips, use_lm=True)
     assert jiwer.wer(truth, fused) < jiwer.wer(truth, plain) - 0.02

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 
 def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
-    config = ServingConfig(**settings).with_defaults(on_gpu=device.type == "cuda")
+    config = ServingConfig.of(**settings).with_defaults(on_gpu=device.type == "cuda")
     return build_cache_config(config, SPEC, device=device, dtype=torch.float32).pool_blocks
 
 
@@ -56,11 +56,11 @@ def test_the_pool_is_what_its_streams_need() -> None:
 )
 def test_too_small_a_budget_names_one_that_is_enough(settings: dict[str, int]) -> None:
     text = refusal(**settings)
-    config = ServingConfig(**settings).with_defaults(on_gpu=False)
-    assert f"max_streams={config.max_streams} streams" in text
-    assert f"but cpu_kv_budget_mib={config.cpu_kv_budget_mib}; set cpu_kv_budget_mib=" in text
+    config = ServingConfig.of(**settings).with_defaults(on_gpu=False)
+    assert f"max_streams={config.step.max_streams} streams" in text
+    assert f"but cpu_kv_budget_mib={config.cache.cpu_kv_budget_mib}; set cpu_kv_budget_mib=" in text
     enough = int(text.rpartition("set cpu_kv_budget_mib=")[2].partition(",")[0])
-    assert pool_blocks(**{**settings, "cpu_kv_budget_mib": enough}) >= config.max_streams
+    assert pool_blocks(**{**settings, "cpu_kv_budget_mib": enough}) >= config.step.max_streams
     assert refusal(**{**settings, "cpu_kv_budget_mib": enough - 1})
 
 

@@ -168,7 +168,7 @@ def test_every_answer_of_a_stream_is_the_text_of_all_its_tokens(
 ) -> None:
     tokenizer = vocabulary(kind, demo.model.vocab_size)
     checkpoint = dataclasses.replace(demo, tokenizer=tokenizer)
-    engine = Engine(checkpoint, ServingConfig(max_streams=1), device=torch.device("cpu"))
+    engine = Engine(checkpoint, ServingConfig.of(max_streams=1), device=torch.device("cpu"))
     pieces = np.array_split(soundfile.read(clips[0].path, dtype="float32")[0], 6)
     options = {
         "decoder": decoder, "word_times": True, "endpoint": True,

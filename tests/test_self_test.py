@@ -46,7 +46,7 @@ def test_weights_that_half_precision_cannot_hold_are_refused_with_the_remedy(
     directory = copy_golden(tmp_path)
     edit_weights(directory, lambda w: w["ctc.ctc_lo.weight"].mul_(1e6))
     with pytest.raises(SelfTestError, match=r"dtype=float16; serve it with dtype=float32"):
-        Engine.load(directory, ServingConfig(dtype="float16"), device="cpu")
+        Engine.load(directory, ServingConfig.of(dtype="float16"), device="cpu")
     Engine.load(directory, ServingConfig(), device="cpu")
 
 
@@ -109,7 +109,7 @@ def test_metrics_and_log_do_not_know_of_it(caplog: pytest.LogCaptureFixture) -> 
 )
 def test_it_follows_the_servers_own_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
     directory = write_checkpoint(tmp_path / "checkpoint")
-    engine = Engine.load(directory, ServingConfig(**settings), device="cpu")
+    engine = Engine.load(directory, ServingConfig.of(**settings), device="cpu")
     assert_all_is_free(engine)
     assert answer(engine)[1]["is_final"]
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import pytest
 
-from oasr_backend.config import ServingConfig
+from oasr_backend.config import KEYS, ServingConfig
 from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.options import StreamOptions, check_later_parameters, chunk_seq
 from oasr_backend.types import ParameterValue
@@ -149,12 +149,12 @@ def test_phrases_are_split_at_lines_and_bars_and_each_counts_once() -> None:
 
 
 def test_a_server_without_settings_has_the_defaults_of_the_options() -> None:
-    assert StreamOptions.from_config(ServingConfig()) == StreamOptions()
+    assert ServingConfig().defaults == StreamOptions()
 
 
 def test_what_a_stream_says_wins_over_its_server() -> None:
-    config = ServingConfig(decoder="prefix_beam", nbest=5, hotwords="A", word_times=True)
-    defaults = StreamOptions.from_config(config)
+    config = ServingConfig.of(decoder="prefix_beam", nbest=5, hotwords="A", word_times=True)
+    defaults = config.defaults
     assert StreamOptions.from_parameters({}, defaults) == defaults
     assert StreamOptions.from_parameters({"nbest": 2}, defaults).nbest == 2
     greedy = StreamOptions.from_parameters({"decoder": "greedy"}, defaults)
@@ -163,12 +163,11 @@ def test_what_a_stream_says_wins_over_its_server() -> None:
 
 def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
     with pytest.raises(ConfigError, match="nbest=5"):
-        StreamOptions.from_config(ServingConfig(nbest=5))
+        ServingConfig.of(nbest=5)
 
 
 def test_the_page_names_the_parameters_without_a_server_wide_default() -> None:
     page = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"Each has a server-wide default.*?, except (.*?)\.\n", page)
-    server_wide = {field.name for field in fields(ServingConfig)}
-    own = [field.name for field in fields(StreamOptions) if field.name not in server_wide]
+    own = [field.name for field in fields(StreamOptions) if field.name not in KEYS]
     assert re.findall(r"`(.*?)`", sentence) == own

@@ -40,10 +40,10 @@ ReadT = TypeVar("ReadT")
 def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
     """What a stream without options is decoded with."""
     return GpuDecoderConfig(
-        decoder="greedy" if config.decoder == "greedy" else "prefix_beam",
-        beam_size=config.beam_size,
+        decoder="greedy" if config.defaults.decoder == "greedy" else "prefix_beam",
+        beam_size=config.defaults.beam_size,
         blank_id=blank_id,
-        blank_threshold=config.blank_threshold,
+        blank_threshold=config.search.blank_threshold,
     )
 
 
@@ -51,13 +51,13 @@ def load_language_model(
     config: ServingConfig, tokenizer: Tokenizer, device: torch.device
 ) -> NgramScorer | None:
     """The server's n-gram model, if it has one. Raises ConfigError for one that does not fit."""
-    if not config.lm_path:
+    if not config.search.lm_path:
         return None
     symbols = tokenizer.pieces(range(tokenizer.vocab_size))
     return NgramScorer(
-        load_arpa(config.lm_path, symbols),
-        weight=config.lm_weight,
-        unit_bonus=config.lm_unit_bonus,
+        load_arpa(config.search.lm_path, symbols),
+        weight=config.search.lm_weight,
+        unit_bonus=config.search.lm_unit_bonus,
         device=device,
     )
 

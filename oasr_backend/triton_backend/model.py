@@ -47,7 +47,7 @@ class TritonModel:
     def __init__(self, args: Mapping[str, str]) -> None:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
         config = read_config(args)
-        _log_to_stderr(config.log_level)
+        _log_to_stderr(config.server.log_level)
         lay_out_strings_fast()
         self._engine = load_engine(args, config)
         self._backlog = Backlog(self._engine)
@@ -64,9 +64,9 @@ class TritonModel:
         _quiet_garbage_collection()
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
-            config.resolve_checkpoint(Path(args["model_repository"])),
+            config.model.resolve_checkpoint(Path(args["model_repository"])),
             self._engine.caches.config.device,
-            self._engine.config.max_streams,
+            self._engine.config.step.max_streams,
         )
 
     def execute(self, requests: Sequence[Any]) -> list[Any]:
