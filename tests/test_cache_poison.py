@@ -1,8 +1,8 @@
-"""A NaN left in recycled memory reaches nobody (binding decision 5)."""
+"""A NaN left in recycled memory reaches no stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, CnnCacheManager
+from oasr_backend.types import StreamId
 from tests.reference.stand_in_model import StandInModel
 
 NAN = float("nan")
@@ -23,7 +24,7 @@ class PoisonedPool(BlockPool):
         self._kv_pool.fill_(NAN)
         self._kv_pool[:, :, self.num_blocks :] = 0
 
-    def _before_reuse(self, block_ids: Sequence[int]) -> None:
+    def _before_reuse(self, block_ids: Iterable[int]) -> None:
         for layer in range(self.config.num_layers):
             for block_id in block_ids:
                 for k_or_v in self.get_kv_block_view(layer, block_id):
@@ -38,8 +39,10 @@ class UnzeroedPool(PoisonedPool):
 
 
 class PoisonedCnn(CnnCacheManager):
-    def _before_reuse(self, slot_id: int) -> None:
-        self.buffer[:, slot_id] = NAN
+    def free_stream(self, stream_id: StreamId) -> None:
+        slot = self.slot_of(stream_id)
+        super().free_stream(stream_id)
+        self.buffer[:, slot] = NAN
 
 
 def make_config(**changes: Any) -> CacheConfig:
