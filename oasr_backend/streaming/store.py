@@ -183,8 +183,8 @@ class StreamCaches:
     def prepare(self, generations: Sequence[int]) -> None:
         """Makes room for one more chunk of every stream; nothing is written yet."""
         self.attention.prepare_chunks_batched(generations)
-        self.conv.zero_pending()
-        self.states.zero_pending()
+        self.conv.states.zero_pending()
+        self.states.states.zero_pending()
 
     def row_data(
         self, generations: Sequence[int], num_frames: Sequence[int], *, width: int
@@ -197,7 +197,11 @@ class StreamCaches:
         rows_3W = np.empty((3, width), dtype=np.int64)
         rows_3W[:] = [[attention.pad_slots[0]], [self.config.chunk_size], [0]]
         slots_B = attention.slots_of(generations)
-        rows_3W[:, : len(slots_B)] = slots_B, num_frames, attention.first_key_positions(slots_B)
+        rows_3W[:, : len(slots_B)] = (
+            slots_B,
+            num_frames,
+            attention.store.first_key_positions(slots_B),
+        )
         return rows_3W
 
     def history_frames(self, generations: Sequence[int]) -> int:
@@ -216,12 +220,12 @@ class StreamCaches:
             num_new_B=num_new_W,
             history_frames=history_frames,
         )
-        conv = self.conv.view_of("conv", slots_W)
+        conv = self.conv.states.view_of("conv", slots_W)
         return EncoderCaches(
             kv=kv,
             conv=conv,
             first_key_position_B=first_key_position_W,
-            states=self.states.staged_views(slots_W),
+            states=self.states.states.staged_views(slots_W),
         )
 
     def commit(
