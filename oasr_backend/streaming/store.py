@@ -57,9 +57,7 @@ def build_cache_config(
                 f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
                 "prompt that nobody chose would be served; declare it with persistent=False"
             )
-    num_left_chunks = config.num_left_chunks
-    if spec.attention_window_frames is not None:
-        num_left_chunks = -(-spec.attention_window_frames // config.chunk_size)
+    trained_window = spec.attention_window_frames
     geometry = CacheConfig(
         num_layers=spec.num_kv_layers,
         n_kv_head=spec.num_kv_heads,
@@ -67,14 +65,15 @@ def build_cache_config(
         hidden_dim=spec.model_dim,
         kernel_size=spec.conv_kernel_size,
         chunk_size=config.chunk_size,
-        num_left_chunks=num_left_chunks,
+        num_left_chunks=config.num_left_chunks if trained_window is None else -1,
+        window_frames=trained_window,
         block_size_frames=config.block_size_frames,
         max_num_blocks=None,
         max_blocks_per_seq=config.max_blocks_per_seq,
         max_batch_size=config.max_streams,
         device=device,
         dtype=dtype,
-        prefill_kv_window=spec.attention_window_frames is not None,
+        prefill_kv_window=trained_window is not None,
         stream_states=spec.state_specs,
         position_limit_frames=config.position_limit_frames,
     )
@@ -119,7 +118,7 @@ def _check_memory(config: ServingConfig, geometry: CacheConfig, budget_bytes: in
 
 
 def _less_need(geometry: CacheConfig) -> str:
-    if geometry.prefill_kv_window or geometry.num_left_chunks == 0:
+    if geometry.max_cache_frames == 0 or geometry.window_frames is not None:
         return "lower max_streams"
     less = "num_left_chunks" if geometry.evicts else "bound the history with num_left_chunks"
     return f"lower max_streams or {less}"
