@@ -19,14 +19,13 @@ import torch
 from oasr_backend.checkpoints import Checkpoint, load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.base import Finish
-from oasr_backend.decoders.group import decoder_config, load_language_model
 from oasr_backend.device import on_device
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics, Sample
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.streaming.admission import Admission
-from oasr_backend.streaming.assemble import build_rescorer
+from oasr_backend.streaming.assemble import build_decoders
 from oasr_backend.streaming.batching import StepBatch, next_batch, split_step, stack_windows
 from oasr_backend.streaming.fair_lock import FairLock
 from oasr_backend.streaming.refusal_log import RefusalLog
@@ -83,13 +82,7 @@ class Engine:
         self.geometry = model.window_geometry(config.chunk_size)
         self.caches = StreamCaches(
             cache_config,
-            decoder_config(config, model.blank_id),
-            tokenizer=checkpoint.tokenizer,
-            vocab_size=model.vocab_size,
-            rescorer=build_rescorer(
-                checkpoint.decoder, config, cache_config, frame_s=self.geometry.encoder_frame_s
-            ),
-            language_model=load_language_model(config, checkpoint.tokenizer, device),
+            build_decoders(checkpoint, config, cache_config, frame_s=self.geometry.encoder_frame_s),
         )
         self.metrics = EngineMetrics()
         self.streams = StreamRegistry(
@@ -329,7 +322,7 @@ class Engine:
         """Answers those that need no further step, while the device is at the others'."""
         landed = [stream for stream in streams if not stream.num_in_flight]
         with self._failing(landed):
-            self._end(landed, meanwhile=self._lock.released)
+            self._end(landed, unlocked=self._lock.released)
         self._settle([self._turns.head(stream.stream_id) for stream in landed])
 
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
@@ -405,15 +398,20 @@ class Engine:
         self,
         streams: Iterable[Stream],
         *,
-        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+        unlocked: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """The last order of those that ended; the attention decoder runs within `meanwhile`."""
+        """The last order of those that ended; the attention decoder runs within `unlocked`."""
         if not self.caches.ctc.weighs_ends:
             return
         ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
-        self.caches.ctc.end(
-            [one.generation for one in ended if one.failure is None], meanwhile=meanwhile
-        )
+        weighing = self.caches.ctc.end([one.generation for one in ended if one.failure is None])
+        if weighing is None:
+            return
+        try:
+            with unlocked():
+                weighing.weigh()
+        finally:
+            weighing.settle()
 
     def _settle(self, heads: list[Turn]) -> None:
         """Answers those that have no window left, then admits whoever waits behind them."""

@@ -105,6 +105,8 @@ class SelfTest:
 
     def _answer(self, stream: Stream) -> None:
         stream.finish_reason = "end"
-        self.caches.ctc.end([stream.generation])
+        if weighing := self.caches.ctc.end([stream.generation]):
+            weighing.weigh()
+            weighing.settle()
         (text,) = self.results.texts([stream])
         self.results.document(text, stream)

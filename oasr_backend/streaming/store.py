@@ -18,7 +18,6 @@ from oasr_backend.cache import (
     CnnCacheManager,
     SlotStateCache,
     StreamContext,
-    StreamHandle,
     StreamSlotPool,
 )
 from oasr_backend.cache.sizing import (
@@ -29,18 +28,15 @@ from oasr_backend.cache.sizing import (
     sized,
 )
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig
-from oasr_backend.decoders.base import Finish
-from oasr_backend.decoders.bias.ngram import NgramScorer
-from oasr_backend.decoders.group import StreamDecoders
-from oasr_backend.decoders.second_pass.base import NoDecoder
-from oasr_backend.decoders.second_pass.rescorer import Rescorer
+from oasr_backend.decoders.base import Finish, Tail
+from oasr_backend.decoders.group import DecoderGroup
+from oasr_backend.decoders.kinds import DecoderKind
+from oasr_backend.decoders.second_pass.final_order import Weighing
 from oasr_backend.errors import ConfigError
 from oasr_backend.models import EncoderCaches, EncoderSpec
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.options import StreamOptions
-from oasr_backend.text.tokenizer import Tokenizer
-from oasr_backend.types import Hypothesis
+from oasr_backend.types import Hypothesis, StreamId
 
 
 def build_cache_config(
@@ -125,22 +121,83 @@ def _less_need(geometry: CacheConfig) -> str:
     return f"lower max_streams or {less}"
 
 
+class DecoderDoor:
+    """The decoders for callers who name streams by generation."""
+
+    def __init__(self, group: DecoderGroup) -> None:
+        self.group = group
+        self._slot_of: dict[StreamId, int] = {}
+
+    @property
+    def num_streams(self) -> int:
+        return self.group.num_streams
+
+    @property
+    def kinds(self) -> list[DecoderKind]:
+        return self.group.kinds
+
+    @property
+    def weighs_ends(self) -> bool:
+        return self.group.weighs_ends
+
+    def drop_idle_kinds(self) -> None:
+        self.group.drop_idle_kinds()
+
+    def check(self, options: StreamOptions) -> None:
+        self.group.check(options)
+
+    def allocate_stream(self, stream_id: StreamId, slot: int, options: StreamOptions) -> None:
+        self.group.open(slot, options)
+        self._slot_of[stream_id] = slot
+
+    def free_stream(self, stream_id: StreamId) -> None:
+        self.group.close(self._slot_of.pop(stream_id))
+
+    def get_decoder(self, stream_id: StreamId) -> None:
+        """A stream's decoder is a row of the group, and has no handle of its own."""
+
+    def begin(
+        self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], output: ModelOutput
+    ) -> Finish:
+        slots_B = np.array(self._slots(stream_ids), dtype=np.int64)
+        frames_B = np.array(num_frames, dtype=np.int64)
+        heads = {"ctc": output.logits_BTV}
+        return self.group.begin(slots_B, frames_B, heads, output.encoded_BTD)
+
+    def end(self, stream_ids: Sequence[StreamId]) -> Weighing | None:
+        return self.group.end(self._slots(stream_ids))
+
+    def is_rescored(self, stream_id: StreamId) -> bool:
+        return self.group.is_rescored(self._slot_of[stream_id])
+
+    def best(
+        self, stream_ids: Sequence[StreamId], *, skips: Sequence[int] | None = None
+    ) -> list[Hypothesis]:
+        return self.group.best(self._slots(stream_ids), skips=skips)
+
+    def tails(self, stream_ids: Sequence[StreamId], skips: Sequence[int]) -> list[Tail]:
+        return self.group.tails(self._slots(stream_ids), skips)
+
+    def nbest(self, stream_id: StreamId, count: int, *, skip: int = 0) -> list[Hypothesis]:
+        return self.group.nbest(self._slot_of[stream_id], count, skip=skip)
+
+    def num_stable(self, stream_id: StreamId) -> int:
+        return self.group.num_stable(self._slot_of[stream_id])
+
+    def check_integrity(self) -> None:
+        self.group.check_integrity(self._slot_of.values())
+
+    def _slots(self, stream_ids: Sequence[StreamId]) -> list[int]:
+        return [self._slot_of[stream_id] for stream_id in stream_ids]
+
+
 class StreamCaches:
     """The managers of one engine, one row number per stream shared by all of them.
 
     Streams are named by generation. State changes at open, prepare, commit and free only.
     """
 
-    def __init__(
-        self,
-        config: CacheConfig,
-        decoder: GpuDecoderConfig,
-        *,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        rescorer: Rescorer | NoDecoder,
-        language_model: NgramScorer | None = None,
-    ) -> None:
+    def __init__(self, config: CacheConfig, decoders: DecoderGroup) -> None:
         self.config = config
         # One lane that no stream is bound to takes the rows that pad a step to a captured width.
         self.pool = BlockPool(config, scratch_blocks=config.peak_blocks or 1)
@@ -156,18 +213,9 @@ class StreamCaches:
             extra_slots=1,
             slot_pool=self.slots,
         )
-        self.ctc = StreamDecoders(
-            decoder,
-            tokenizer,
-            vocab_size=vocab_size,
-            device=config.device,
-            rescorer=rescorer,
-            language_model=language_model,
-        )
+        self.ctc = DecoderDoor(decoders)
 
-    def open(
-        self, generation: int, options: StreamOptions | None = None
-    ) -> StreamContext[StreamHandle]:
+    def open(self, generation: int, options: StreamOptions | None = None) -> StreamContext[None]:
         """Allocates every per-stream state, or none of it; `options` choose the decoder."""
         with ExitStack() as undo:
             self.attention.allocate_stream(generation)
@@ -176,7 +224,8 @@ class StreamCaches:
             undo.callback(self.conv.free_stream, generation)
             self.states.allocate_stream(generation)
             undo.callback(self.states.free_stream, generation)
-            self.ctc.allocate_stream(generation, options)
+            (slot,) = self.attention.slots_of([generation])
+            self.ctc.allocate_stream(generation, int(slot), options or StreamOptions())
             undo.pop_all()
         return StreamContext(generation, self.attention, self.conv, self.ctc, states=self.states)
 
@@ -233,9 +282,7 @@ class StreamCaches:
         the returned call, which waits for the device.
         """
         self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
-        finish = self.ctc.begin_decode(generations, num_frames, output.logits_BTV)
-        self.ctc.keep_encoded(generations, num_frames, output.encoded_BTD)
-        return finish
+        return self.ctc.begin(generations, num_frames, output)
 
     def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
         """The best hypothesis of each stream so far, without device work."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from oasr_backend.cache import StreamContext, StreamHandle
+from oasr_backend.cache import StreamContext
 from oasr_backend.errors import (
     InvalidRequestError,
     OasrError,
@@ -46,7 +46,7 @@ class Stream:
     stream_id: StreamId
     generation: int
     options: StreamOptions
-    context: StreamContext[StreamHandle] | None
+    context: StreamContext[None] | None
     audio: AudioBuffer
     resampler: StreamingResampler
     # When its last request came, or was answered if that is done.
@@ -108,7 +108,7 @@ class StreamRegistry:
         *,
         max_streams: int,
         idle_timeout_s: float,
-        open_context: Callable[[int, StreamOptions], StreamContext[StreamHandle]],
+        open_context: Callable[[int, StreamOptions], StreamContext[None]],
         new_buffer: Callable[[], AudioBuffer],
     ) -> None:
         self.max_streams = max_streams
