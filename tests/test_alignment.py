@@ -62,7 +62,8 @@ def test_every_token_has_a_length_and_none_reaches_into_the_next(
 def test_words_of_one_token_share_its_time() -> None:
     tokenizer = UnitTokenizer(["<blank>", "\u2581of\u2581the", "m", "\u2581a\u2581b\u2581c"])
     hypothesis = Hypothesis((1, 2, 3), 0.0, (10, 14, 20), (-0.1,) * 3)
-    entries = word_entries(hypothesis, tokenizer, Timing(frame_s=FRAME_S, audio_s=10.0))
+    timing = Timing(frame_s=FRAME_S, audio_s=10.0)
+    entries = word_entries(tokenizer.words(hypothesis.tokens), hypothesis, timing)
     assert [(e["word"], e["start_s"], e["end_s"]) for e in entries] == [
         ("of", 0.4, 0.48), ("them", 0.48, 0.76), ("a", 0.8, 0.867), ("b", 0.867, 0.933),
         ("c", 0.933, 1.0),

@@ -80,7 +80,7 @@ def without_time(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def rescorer_of(engine: Engine) -> Rescorer:
-    rescorer = engine.caches.ctc._rescorer
+    rescorer = engine.caches.ctc.group._final_order._second_pass
     assert isinstance(rescorer, Rescorer)
     return rescorer
 
@@ -203,13 +203,13 @@ def test_a_request_is_answered_while_the_attention_decoder_runs(new_engine: NewE
     engine = new_engine()
     answered: list[bool] = []
 
-    def meanwhile(_module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
+    def at_that_time(_module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         other = threading.Thread(target=lambda: engine.submit([chunk("b", flags="S")]))
         other.start()
         other.join(60)
         answered.append(not other.is_alive())
 
-    hook = rescorer_of(engine)._decoder.left.register_forward_pre_hook(meanwhile)
+    hook = rescorer_of(engine)._decoder.left.register_forward_pre_hook(at_that_time)
     assert told(engine, CLIPS[0], **RESCORED)["rescored"] is True
     hook.remove()
     assert answered == [True]
