@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from oasr_backend.cache import BlockPool, CnnCacheManager
+from oasr_backend.cache import BlockPool, SlotStateCache
 from oasr_backend.config import ServingConfig
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
@@ -94,11 +94,11 @@ def test_values_of_freed_streams_reach_nobody(monkeypatch: pytest.MonkeyPatch) -
             for part in pool.get_kv_block_view(0, block_id):
                 part.fill_(math.nan)
 
-    def poison_slot(conv: CnnCacheManager, slot: int) -> None:
-        conv.fill_slot("conv", slot, math.nan)
+    def poison_slot(states: SlotStateCache, slot: int) -> None:
+        states.fill_slot("conv", slot, math.nan)
 
     monkeypatch.setattr(BlockPool, "_before_reuse", poison_blocks)
-    monkeypatch.setattr(CnnCacheManager, "_before_reuse", poison_slot)
+    monkeypatch.setattr(SlotStateCache, "_before_reuse", poison_slot)
     engine = toy_engine(max_streams=1)
     for seed in range(3):
         samples_S = noise(seed, seconds=5.0)
@@ -117,4 +117,4 @@ def test_positions_stay_in_the_table_and_blocks_are_constant_for_a_minute() -> N
         (position,) = engine.caches.attention.position_offsets([stream.generation])
         assert position <= 100
     assert set(held[10:]) == {4}
-    assert np.isfinite(engine.caches.conv.buffer.numpy()).all()
+    assert np.isfinite(engine.caches.states.buffer_of("conv").numpy()).all()

@@ -6,7 +6,7 @@ by implementing `CtcSearch`, whose storage is addressed by row, one row per audi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -96,3 +96,18 @@ class StreamDecoder(Protocol[StateT]):
     def best_batch(
         self, states: Sequence[StateT], *, skips: Sequence[int] | None = None
     ) -> list[Hypothesis]: ...
+
+
+@dataclass(frozen=True)
+class SearchKind:
+    """A search by the name that a stream asks for, and the head whose output it reads."""
+
+    name: str
+    head: str
+    honours: frozenset[str] = frozenset()
+
+
+#: The searches of a CTC head; the first is the default.
+CTC_SEARCHES: Mapping[str, SearchKind] = {
+    name: SearchKind(name, head="ctc") for name in ("greedy", "prefix_beam")
+}

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32
@@ -61,7 +61,8 @@ def decode_features(
 
     Stream i enters after `delays[i]` steps, so rows of one step stand at different offsets.
     """
-    engine = Engine(load_wenet(checkpoint_dir), _roomy(config, feats), device=torch.device(device))
+    checkpoint = open_checkpoint(checkpoint_dir).load()
+    engine = Engine(checkpoint, _roomy(config, feats), device=torch.device(device))
     session = _FeatureSession(engine, feats)
     waits = list(delays) or [0] * len(feats)
     step = 0
@@ -96,12 +97,12 @@ class _FeatureSession:
     """Steps feature streams through an engine's caches, model and decoder."""
 
     def __init__(self, engine: Engine, feats: Sequence[FloatArray]) -> None:
-        geometry, mel_bins = engine.geometry, engine.model.spec.num_mel_bins
+        geometry, num_bins = engine.geometry, engine.geometry.frames.num_bins
         self._caches = engine.caches
         self._runner = EncoderRunner(
             engine.model,
             engine.caches,
-            window_shape=(len(feats), geometry.window_frames, mel_bins),
+            window_shape=(len(feats), geometry.window_frames, num_bins),
         )
         self.streams = [_FeatureStream(index, array, geometry) for index, array in enumerate(feats)]
         for stream in self.streams:
@@ -117,7 +118,7 @@ class _FeatureSession:
         batch = StepBatch(tuple(stream.generation for stream in streams), rows, num_frames)
         self._caches.prepare(batch.generations)
         output = self._runner.forward(batch)
-        log_probs_BTV = output.logits_BTV.float().log_softmax(dim=-1)
+        log_probs_BTV = output.heads["ctc"].float().log_softmax(dim=-1)
         self._caches.commit(batch.generations, num_frames, output)()
         for row, stream in enumerate(streams):
             stream.log_probs_TV.append(log_probs_BTV[row, : num_frames[row]].cpu().numpy())

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from oasr_backend.checkpoints import Checkpoint, load_wenet
+from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.base import Finish
 from oasr_backend.decoders.group import decoder_config, load_language_model
@@ -24,7 +24,7 @@ from oasr_backend.device import on_device
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics, Sample
-from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.models import ModelOutput, check_chunk_size
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.assemble import build_rescorer
 from oasr_backend.streaming.batching import StepBatch, next_batch, split_step, stack_windows
@@ -83,11 +83,11 @@ class Engine:
         self.geometry = model.window_geometry(config.chunk_size)
         self.caches = StreamCaches(
             cache_config,
-            decoder_config(config, model.blank_id),
+            decoder_config(config, checkpoint.blank_id),
             tokenizer=checkpoint.tokenizer,
-            vocab_size=model.vocab_size,
+            vocab_size=checkpoint.tokenizer.vocab_size,
             rescorer=build_rescorer(
-                checkpoint.decoder, config, cache_config, frame_s=self.geometry.encoder_frame_s
+                checkpoint.second_pass, config, cache_config, frame_s=self.geometry.encoder_frame_s
             ),
             language_model=load_language_model(config, checkpoint.tokenizer, device),
         )
@@ -130,7 +130,9 @@ class Engine:
         if config.lm_path:
             config = replace(config, lm_path=str(Path(checkpoint_dir, config.lm_path)))
         with on_device(torch.device(device)):
-            engine = cls(load_wenet(checkpoint_dir), config, device=torch.device(device))
+            opened = open_checkpoint(checkpoint_dir)
+            check_chunk_size(opened.info.encoder, config.chunk_size)
+            engine = cls(opened.load(), config, device=torch.device(device))
             engine.test_itself()
         return engine
 

@@ -128,7 +128,7 @@ class EncoderRunner:
                 raise
             logger.warning("event=out_of_memory streams=%d: trying halves", batch.width)
             halves = [self.forward(half) for half in batch.halves()]
-            return ModelOutput(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
+            return ModelOutput.cat(halves)
 
     def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None

@@ -73,7 +73,7 @@ class SelfTest:
         )
 
     def _noise(self, stream: Stream) -> Samples:
-        seconds = _NUM_WINDOWS * self.geometry.window_samples / self.geometry.sample_rate
+        seconds = _NUM_WINDOWS * self.geometry.window_samples / self.geometry.frames.sample_rate
         num_samples = round(seconds * stream.options.sample_rate)
         noise_S = np.random.default_rng(0).standard_normal(num_samples, dtype=np.float32)
         return noise_S * np.float32(_LEVEL)
@@ -89,7 +89,7 @@ class SelfTest:
             stream.num_encoder_frames += batch.num_frames[0]
 
     def _check_finite(self, batch: StepBatch, output: ModelOutput) -> None:
-        logits_TV = output.logits_BTV[0, : batch.num_frames[0]]
+        logits_TV = output.heads["ctc"][0, : batch.num_frames[0]]
         bad = logits_TV.numel() - int(torch.isfinite(logits_TV).sum())
         if bad:
             raise SelfTestError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,7 @@ from oasr_backend.cache import (
     AttentionCacheManager,
     BlockPool,
     CacheConfig,
-    CnnCacheManager,
     SlotStateCache,
-    StreamContext,
-    StreamHandle,
     StreamSlotPool,
 )
 from oasr_backend.cache.sizing import (
@@ -36,8 +33,14 @@ from oasr_backend.decoders.group import StreamDecoders
 from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import EncoderCaches, EncoderSpec
-from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.models import (
+    EncoderCaches,
+    EncoderSpec,
+    LeftChunks,
+    ModelOutput,
+    TrainedWindow,
+    check_chunk_size,
+)
 from oasr_backend.options import StreamOptions
 from oasr_backend.text.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis
@@ -57,15 +60,16 @@ def build_cache_config(
                 f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
                 "prompt that nobody chose would be served; declare it with persistent=False"
             )
-    num_left_chunks = config.num_left_chunks
-    if spec.attention_window_frames is not None:
-        num_left_chunks = -(-spec.attention_window_frames // config.chunk_size)
+    check_chunk_size(spec, config.chunk_size)
+    num_left_chunks, attention = config.num_left_chunks, spec.attention
+    window = attention.span if attention is not None else LeftChunks()
+    if isinstance(window, TrainedWindow):
+        num_left_chunks = -(-window.frames // config.chunk_size)
     geometry = CacheConfig(
-        num_layers=spec.num_kv_layers,
-        n_kv_head=spec.num_kv_heads,
-        head_dim=spec.head_dim,
+        num_layers=attention.num_layers if attention is not None else 0,
+        n_kv_head=attention.num_kv_heads if attention is not None else 1,
+        head_dim=attention.head_dim if attention is not None else 1,
         hidden_dim=spec.model_dim,
-        kernel_size=spec.conv_kernel_size,
         chunk_size=config.chunk_size,
         num_left_chunks=num_left_chunks,
         block_size_frames=config.block_size_frames,
@@ -74,7 +78,7 @@ def build_cache_config(
         max_batch_size=config.max_streams,
         device=device,
         dtype=dtype,
-        prefill_kv_window=spec.attention_window_frames is not None,
+        prefill_kv_window=isinstance(window, TrainedWindow),
         stream_states=spec.state_specs,
         position_limit_frames=config.position_limit_frames,
     )
@@ -125,6 +129,17 @@ def _less_need(geometry: CacheConfig) -> str:
     return f"lower max_streams or {less}"
 
 
+@dataclass(frozen=True)
+class OpenStream:
+    """A stream's rows in every cache."""
+
+    caches: StreamCaches
+    generation: int
+
+    def free(self) -> None:
+        self.caches.close(self.generation)
+
+
 class StreamCaches:
     """The managers of one engine, one row number per stream shared by all of them.
 
@@ -146,8 +161,7 @@ class StreamCaches:
         self.pool = BlockPool(config, scratch_blocks=config.peak_blocks or 1)
         self.slots = StreamSlotPool(config.max_batch_size)
         self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
-        self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
-        # Whatever else the encoder declares; none for a Conformer.
+        # What the encoder declares beside its K/V, such as a convolution's left context.
         self.states = SlotStateCache(
             config.stream_states,
             config.max_batch_size,
@@ -165,25 +179,26 @@ class StreamCaches:
             language_model=language_model,
         )
 
-    def open(
-        self, generation: int, options: StreamOptions | None = None
-    ) -> StreamContext[StreamHandle]:
+    def open(self, generation: int, options: StreamOptions | None = None) -> OpenStream:
         """Allocates every per-stream state, or none of it; `options` choose the decoder."""
         with ExitStack() as undo:
             self.attention.allocate_stream(generation)
             undo.callback(self.attention.free_stream, generation)
-            self.conv.allocate_stream(generation)
-            undo.callback(self.conv.free_stream, generation)
             self.states.allocate_stream(generation)
             undo.callback(self.states.free_stream, generation)
             self.ctc.allocate_stream(generation, options)
             undo.pop_all()
-        return StreamContext(generation, self.attention, self.conv, self.ctc, states=self.states)
+        return OpenStream(self, generation)
+
+    def close(self, generation: int) -> None:
+        """Gives back what `open` took: every part of it, even if one fails."""
+        with ExitStack() as parts:
+            for part in (self.attention, self.states, self.ctc):
+                parts.callback(part.free_stream, generation)
 
     def prepare(self, generations: Sequence[int]) -> None:
         """Makes room for one more chunk of every stream; nothing is written yet."""
         self.attention.prepare_chunks_batched(generations)
-        self.conv.zero_pending()
         self.states.zero_pending()
 
     def row_data(
@@ -216,11 +231,10 @@ class StreamCaches:
             num_new_B=num_new_W,
             history_frames=history_frames,
         )
-        conv = self.conv.view_of("conv", slots_W)
         return EncoderCaches(
             kv=kv,
-            conv=conv,
             first_key_position_B=first_key_position_W,
+            num_new_B=num_new_W,
             states=self.states.staged_views(slots_W),
         )
 
@@ -233,7 +247,7 @@ class StreamCaches:
         the returned call, which waits for the device.
         """
         self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
-        finish = self.ctc.begin_decode(generations, num_frames, output.logits_BTV)
+        finish = self.ctc.begin_decode(generations, num_frames, output.heads["ctc"])
         self.ctc.keep_encoded(generations, num_frames, output.encoded_BTD)
         return finish
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from oasr_backend.cache import StreamContext, StreamHandle
 from oasr_backend.errors import (
     InvalidRequestError,
     OasrError,
@@ -14,6 +13,7 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.store import OpenStream
 from oasr_backend.text.segments import Segments
 from oasr_backend.text.told import Told
 from oasr_backend.text.unit_text import START, Joint
@@ -46,7 +46,7 @@ class Stream:
     stream_id: StreamId
     generation: int
     options: StreamOptions
-    context: StreamContext[StreamHandle] | None
+    context: OpenStream | None
     audio: AudioBuffer
     resampler: StreamingResampler
     # When its last request came, or was answered if that is done.
@@ -108,7 +108,7 @@ class StreamRegistry:
         *,
         max_streams: int,
         idle_timeout_s: float,
-        open_context: Callable[[int, StreamOptions], StreamContext[StreamHandle]],
+        open_context: Callable[[int, StreamOptions], OpenStream],
         new_buffer: Callable[[], AudioBuffer],
     ) -> None:
         self.max_streams = max_streams
@@ -149,7 +149,7 @@ class StreamRegistry:
             options=options,
             context=self._open_context(generation, options),
             audio=audio,
-            resampler=StreamingResampler(options.sample_rate, audio.geometry.sample_rate),
+            resampler=StreamingResampler(options.sample_rate, audio.geometry.frames.sample_rate),
             last_heard_s=now_s,
         )
         self._next_generation += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.checkpoints.files import check_kind
-from oasr_backend.checkpoints.wenet_config import section
+from oasr_backend.checkpoints.wenet.config import section
 from oasr_backend.errors import CheckpointError
 from oasr_backend.text.tokenizer import UnitTokenizer, load_tokenizer
 
