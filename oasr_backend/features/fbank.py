@@ -90,7 +90,7 @@ class FbankConfig:
 
 
 class LogMelFilterbank(nn.Module):
-    """Samples in [-1, 1] to log-mel energies, in float32 whatever the default dtype is.
+    """Samples in [-1, 1] to log-mel energies, in float32 under any default dtype.
 
     Has no state between calls and no data-dependent shape, so that it can be captured in a
     CUDA graph (after one warm-up call, which makes the FFT plan). On a GPU the mel product

@@ -40,7 +40,7 @@ class ModelOutput(NamedTuple):
 class AcousticModel(nn.Module):
     """Front end -> encoder -> heads. Holds weights, never per-stream state.
 
-    Features are float32 whatever the encoder's dtype.
+    Features are float32; the encoder's dtype may be another.
     """
 
     def __init__(

@@ -207,7 +207,7 @@ def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
         served = f"{_MAX_FRAME_MS} or less"
         raise _refuse("dataset_conf.fbank_conf.frame_length", fbank["frame_length"], served)
     if shift_ms > length_ms:
-        # Windows overlap: samples between two frames belong to nobody.
+        # Samples between two frames would be heard by none.
         served = f"{length_ms:g} or less, the frame_length"
         raise _refuse("dataset_conf.fbank_conf.frame_shift", fbank.get("frame_shift", 10), served)
     return length_ms, shift_ms

@@ -1,6 +1,6 @@
 """The attention decoder of a WeNet checkpoint, or why it cannot be used.
 
-Whatever is wrong with it, the encoder and its CTC head serve without it.
+A fault in it costs rescoring alone: the encoder and its CTC head serve without it.
 """
 
 from __future__ import annotations
