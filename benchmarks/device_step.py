@@ -54,7 +54,7 @@ class StepBench:
         caches.prepare(self.generations)
         output = self.runner.forward(self.batch)
         caches.commit(self.generations, (chunk,) * len(self.generations), output)()
-        return output.logits_BTV
+        return output.heads["ctc"]
 
     def device_ms(self) -> float:
         """Median device time of copy in, step, greedy and copy out, by events."""
@@ -63,7 +63,7 @@ class StepBench:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
-            best_tokens(self.runner.forward(self.batch).logits_BTV).cpu()
+            best_tokens(self.runner.forward(self.batch).heads["ctc"]).cpu()
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -84,12 +84,13 @@ class StepBench:
 
 def replay_equals_eager(bench: StepBench) -> bool:
     bench._engine.caches.prepare(bench.generations)
-    conv = bench._engine.caches.conv.buffer.clone()
-    replayed = bench.runner.forward(bench.batch).logits_BTV.clone()
-    bench._engine.caches.conv.buffer.copy_(conv)
+    buffer = bench._engine.caches.states.buffer_of("conv")
+    conv = buffer.clone()
+    replayed = bench.runner.forward(bench.batch).heads["ctc"].clone()
+    buffer.copy_(conv)
     with torch.inference_mode():
-        eager = bench.runner._forward_eagerly(bench.batch).logits_BTV
-    bench._engine.caches.conv.buffer.copy_(conv)
+        eager = bench.runner._forward_eagerly(bench.batch).heads["ctc"]
+    buffer.copy_(conv)
     return torch.equal(replayed, eager)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32, PCM16
-from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.models import CtcHead, ModelOutput
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
 
@@ -36,17 +37,18 @@ class PreparedRunner:
 
     def __init__(self, engine: Engine) -> None:
         config, model = engine.config, engine.model
+        head = cast(CtcHead, model.heads["ctc"])
         window_shape = (config.step.max_step_streams, engine.geometry.window_samples)
         self._staging: Staging = {
             dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
         }
-        shape = (config.step.max_step_streams, config.cache.chunk_size, model.vocab_size)
+        shape = (config.step.max_step_streams, config.cache.chunk_size, head.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)
         silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
-        logits_BTV[..., model.blank_id] += 20.0 * silent_BT
+        logits_BTV[..., head.blank_id] += 20.0 * silent_BT
         encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
-        self._output = ModelOutput(encoded_BTD, logits_BTV)
+        self._output = ModelOutput(encoded_BTD, {"ctc": logits_BTV})
 
     def next_staging(self) -> Staging:
         return self._staging

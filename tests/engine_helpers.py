@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.streaming import batching
 from oasr_backend.streaming.engine import Engine
@@ -23,6 +23,8 @@ from tests.conftest import GOLDEN_DIR
 
 WINDOW_SAMPLES = 400 + 66 * 160
 STRIDE_SAMPLES = 64 * 160
+#: Where the parts of the model are that a fault may strike.
+PARTS = {"filterbank": "frontend.filterbank", "ctc": "heads.ctc"}
 #: A window's first sample that a test's fault knows its victim by.
 MARK = 1.5
 
@@ -39,7 +41,7 @@ class ManualClock:
 
 def golden_engine(clock: Callable[[], float] | None = None, **settings: Any) -> Engine:
     settings = {"max_streams": 8, **settings}
-    checkpoint = load_wenet(GOLDEN_DIR / "wenet_small")
+    checkpoint = open_checkpoint(GOLDEN_DIR / "wenet_small").load()
     return Engine(
         checkpoint,
         ServingConfig.of(**settings),
@@ -143,7 +145,7 @@ def fault_at(
         if error is not None:
             raise error
 
-    handle = engine.model.get_submodule(part).register_forward_pre_hook(hook)
+    handle = engine.model.get_submodule(PARTS[part]).register_forward_pre_hook(hook)
     try:
         yield
     finally:

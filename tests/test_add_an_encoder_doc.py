@@ -118,4 +118,4 @@ def test_positions_stay_in_the_table_and_blocks_are_constant_for_a_minute() -> N
         (position,) = engine.caches.attention.position_offsets([stream.generation])
         assert position <= 100
     assert set(held[10:]) == {4}
-    assert np.isfinite(engine.caches.conv.buffer.numpy()).all()
+    assert np.isfinite(engine.caches.states.buffer_of("conv").numpy()).all()

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
@@ -86,7 +86,7 @@ class Recorded:
 
     def __init__(self, engine: Engine, clip: Clip, **parameters: Any) -> None:
         scores: list[torch.Tensor] = []
-        handle = engine.model.get_submodule("ctc").register_forward_hook(
+        handle = engine.model.get_submodule("heads.ctc").register_forward_hook(
             lambda _module, _inputs, logits_BTV: scores.append(logits_BTV[0].clone())
         )
         samples_S = soundfile.read(clip.path, dtype="float32")[0]
@@ -111,7 +111,7 @@ class Recorded:
 def word_start_errors(recorded: Recorded) -> list[float]:
     """Seconds between the told start of each word and that of the forced alignment."""
     document = recorded.document
-    tokenizer = load_wenet(DEMO_DIR).tokenizer
+    tokenizer = open_checkpoint(DEMO_DIR).load().tokenizer
     tokens = [token["id"] for token in document["tokens"]]
     frames = first_frames(recorded.log_probs_TV, tokens)
     return [

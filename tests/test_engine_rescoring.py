@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.errors import ConfigError
@@ -59,7 +59,8 @@ def _new_engine(directory: Path) -> NewEngine:
 def engine_of(directory: Path, **settings: Any) -> Engine:
     clock = settings.pop("clock", ManualClock())
     config = ServingConfig.of(**{"max_streams": 8, **settings})
-    return Engine(load_wenet(directory), config, device=torch.device("cpu"), clock=clock)
+    checkpoint = open_checkpoint(directory).load()
+    return Engine(checkpoint, config, device=torch.device("cpu"), clock=clock)
 
 
 def told(engine: Engine, samples_S: Samples, **parameters: Any) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def failing_decoder(engine: Engine, error: Exception) -> Iterator[None]:
 def encoder_output(engine: Engine, samples_S: Samples) -> Tensor:
     """(T, D) frames of one stream, as they go into the CTC head."""
     heard: list[Tensor] = []
-    hook = engine.model.ctc.register_forward_pre_hook(
+    hook = engine.model.heads["ctc"].register_forward_pre_hook(
         lambda _, inputs: heard.append(inputs[0][0].clone())
     )
     document = told(engine, samples_S, **BEAM)
@@ -259,7 +260,7 @@ def test_frames_come_back_however_a_stream_ends(new_engine: NewEngine, way: str)
         clock.now_s += 1000
         engine.close_idle()
     elif way == "failed":
-        hook = engine.model.ctc.register_forward_pre_hook(lambda *_: 1 / 0)
+        hook = engine.model.heads["ctc"].register_forward_pre_hook(lambda *_: 1 / 0)
         assert ask_one(engine, "a", CLIPS[0]).error is not None
         hook.remove()
     else:

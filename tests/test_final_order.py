@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.streaming.engine import Engine
 from tests.decoder_checkpoint import write_checkpoint
@@ -20,7 +20,7 @@ from tests.result_schema import check_document
 def _lm_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A model whose texts end behind some units rather than behind others, and a decoder."""
     directory = write_checkpoint(tmp_path_factory.mktemp("bi") / "checkpoint")
-    tokenizer = load_wenet(directory).tokenizer
+    tokenizer = open_checkpoint(directory).load().tokenizer
     symbols = tokenizer.pieces(range(2, tokenizer.vocab_size))
     chance = np.random.default_rng(3)
     entries = {(symbol,): (-1.0, -0.5) for symbol in ("<unk>", "</s>", "<s>", *symbols)}

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.features import StreamingResampler
+from oasr_backend.features import FbankConfig, StreamingResampler
 from oasr_backend.parity import stream_log_probs
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
-from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, refusal
+from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, kaldi, refusal
 from tests.engine_helpers import noise
 
 FloatArray = npt.NDArray[np.float32]
@@ -56,6 +56,10 @@ def kaldi_features(samples_S: FloatArray, rate: int, options: dict[str, Any]) ->
     return np.stack([fbank.get_frame(i) for i in range(fbank.num_frames_ready)])
 
 
+def fbank(directory: Path) -> FbankConfig:
+    return kaldi(open_checkpoint(directory).load().model).filterbank.config
+
+
 def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[str, Any]]:
     """The log-probs (T', V) of one stream in pieces, and its last document."""
     outputs: list[FloatArray] = []
@@ -63,7 +67,7 @@ def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[st
     def keep(_module: torch.nn.Module, _inputs: Any, logits_BTV: torch.Tensor) -> None:
         outputs.append(logits_BTV[0].float().log_softmax(-1).numpy())
 
-    handle = engine.model.ctc.register_forward_hook(keep)
+    handle = engine.model.heads["ctc"].register_forward_hook(keep)
     document: dict[str, Any] = {}
     for start in range(0, samples_S.size, 3000):
         is_last = start + 3000 >= samples_S.size
@@ -118,13 +122,13 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
 
 def test_the_longest_frame_lasts_a_second(directory: Path) -> None:
     edit_features(directory, frame_length=1000, frame_shift=500)
-    assert load_wenet(directory).model.filterbank.config.frame_length_samples == 16000
+    assert fbank(directory).frame_length_samples == 16000
 
 
 def test_dither_belongs_to_training(directory: Path) -> None:
-    plain = load_wenet(directory).model.filterbank.config
+    plain = fbank(directory)
     edit_features(directory, dither=1.0)
-    assert load_wenet(directory).model.filterbank.config == plain
+    assert fbank(directory) == plain
     assert plain.dither == 0.0
 
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
 from oasr_backend.errors import ConfigError
@@ -135,7 +135,7 @@ def test_only_what_the_file_says_of_unknown_units_counts_for_them(tmp_path: Path
 
 def bigrams(texts: Iterable[str]) -> dict[tuple[str, ...], tuple[float, float]]:
     """Counts over the demo model's units, with absolute discounting."""
-    tokenizer = load_wenet(DEMO_DIR).tokenizer
+    tokenizer = open_checkpoint(DEMO_DIR).load().tokenizer
     pairs: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         units = ["<s>", *tokenizer.pieces(tokenizer.encode(text) or [])]

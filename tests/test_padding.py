@@ -38,7 +38,7 @@ class Stepper:
         padded = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
         output = padded.first(len(self.generations))
         self._caches.commit(self.generations, num_frames, output)()
-        return output.logits_BTV.clone()
+        return output.heads["ctc"].clone()
 
 
 def all_logits(width: int, *, lane_S: Tensor | None = None, num_streams: int = 4) -> Tensor:

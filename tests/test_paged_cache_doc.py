@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, bytes_per_kv_block
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from tests.conftest import DEMO_DIR, ROOT
 
 DOCUMENT = (ROOT / "docs" / "paged_cache.md").read_text(encoding="utf-8")
@@ -204,9 +204,10 @@ def served_config(
 
 def demo_config() -> CacheConfig:
     """The shape of the shipped checkpoint."""
-    spec = load_wenet(DEMO_DIR).model.spec
-    assert spec.num_kv_heads == 4
-    return served_config(spec.num_kv_layers, spec.head_dim, torch.float32)
+    attention = open_checkpoint(DEMO_DIR).info.encoder.attention
+    assert attention is not None
+    assert attention.num_kv_heads == 4
+    return served_config(attention.num_layers, attention.head_dim, torch.float32)
 
 
 def draw_sizing() -> str:

@@ -9,20 +9,16 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import EncoderSpec
+from oasr_backend.models import AttentionSpec, EncoderSpec
 from oasr_backend.streaming.store import build_cache_config
 
 MIB = 1 << 20
 #: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.
 SPEC = EncoderSpec(
-    num_mel_bins=80,
+    model_dim=256,
     subsampling_rate=4,
     right_context_frames=6,
-    model_dim=256,
-    num_kv_layers=12,
-    num_kv_heads=4,
-    head_dim=64,
-    conv_kernel_size=15,
+    attention=AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64),
 )
 CPU = torch.device("cpu")
 

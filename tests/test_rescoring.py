@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.decoders.second_pass import rescorer
 from oasr_backend.decoders.second_pass.base import Memory, NBests, NoDecoder
 from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames, Taken
@@ -41,7 +41,7 @@ def _decoder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> RescoringDe
 
 
 def loaded(directory: Path, kind: str) -> RescoringDecoder:
-    decoder = load_wenet(write_checkpoint(directory, kind)).decoder
+    decoder = open_checkpoint(write_checkpoint(directory, kind)).load().second_pass
     assert isinstance(decoder, RescoringDecoder)
     decoder.prepare(device=CPU, dtype=torch.float32)
     return decoder
@@ -355,7 +355,7 @@ def test_the_ends_of_a_sentence_are_the_last_unit_unless_train_yaml_names_others
     )
     assert changed != text
     path.write_text(changed, encoding="utf-8")
-    named = load_wenet(path.parent).decoder
+    named = open_checkpoint(path.parent).load().second_pass
     assert isinstance(named, RescoringDecoder)
     assert (named.sos, named.eos) == (2, 3)
 
@@ -378,12 +378,13 @@ def test_the_ends_of_a_sentence_are_the_last_unit_unless_train_yaml_names_others
 def test_a_decoder_that_cannot_be_used_costs_rescoring_alone(
     tmp_path: Path, option: str, value: object, words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint = load_wenet(write_checkpoint(tmp_path / "checkpoint", **{option: value}))
-    assert isinstance(checkpoint.decoder, NoDecoder)
+    directory = write_checkpoint(tmp_path / "checkpoint", **{option: value})
+    checkpoint = open_checkpoint(directory).load()
+    assert isinstance(checkpoint.second_pass, NoDecoder)
     for word in ["cannot be used", *words]:
-        assert word in checkpoint.decoder.reason
-    assert len(checkpoint.decoder.reason) < 300
-    assert f"event=no_rescoring {checkpoint.decoder.reason[:20]}" in caplog.text
+        assert word in checkpoint.second_pass.reason
+    assert len(checkpoint.second_pass.reason) < 300
+    assert f"event=no_rescoring {checkpoint.second_pass.reason[:20]}" in caplog.text
 
 
 def test_a_decoder_of_values_that_are_not_finite_costs_rescoring_alone(tmp_path: Path) -> None:
@@ -392,6 +393,6 @@ def test_a_decoder_of_values_that_are_not_finite_costs_rescoring_alone(tmp_path:
     name = next(name for name in weights if name.startswith("decoder."))
     weights[name].view(-1)[0] = torch.nan
     torch.save(weights, directory / "final.pt")
-    decoder = load_wenet(directory).decoder
+    decoder = open_checkpoint(directory).load().second_pass
     assert isinstance(decoder, NoDecoder)
     assert f"values of '{name}' are not finite" in decoder.reason

@@ -30,7 +30,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._model = TritonModel(args)
         engine = self._model._engine
-        filterbank = engine.model.get_submodule("filterbank")
+        filterbank = engine.model.get_submodule("frontend.filterbank")
         filterbank.register_forward_pre_hook(fail_on_mark)
         filterbank.register_forward_pre_hook(self._note_escape)
         self._conclude, self._escapes = engine._conclude, False
