@@ -15,9 +15,10 @@ import pytest
 from torch import Tensor
 
 from oasr_backend.errors import InvalidRequestError
+from oasr_backend.options import ParameterValue
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.turns import Turn
-from oasr_backend.types import ChunkResult, ParameterValue
+from oasr_backend.types import ChunkResult
 from tests.engine_helpers import (
     ManualClock,
     ask,
@@ -255,7 +256,7 @@ def test_a_wav_header_is_refused_with_the_remedy(head: bytes, is_pcm16: bool) ->
 
 @pytest.mark.parametrize(
     ("flags", "fate"),
-    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed all the same")],
+    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed even so")],
 )
 @pytest.mark.parametrize(
     "wrong",

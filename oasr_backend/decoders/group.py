@@ -29,7 +29,7 @@ from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.decoders.second_pass.final_order import FinalOrder
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.device import to_device
-from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
+from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError, shown
 from oasr_backend.options import StreamOptions
 from oasr_backend.text.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis, StreamId
@@ -40,7 +40,7 @@ ReadT = TypeVar("ReadT")
 def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
     """What a stream without options is decoded with."""
     return GpuDecoderConfig(
-        decoder="greedy" if config.defaults.decoder == "greedy" else "prefix_beam",
+        decoder="prefix_beam" if config.defaults.decoder == "prefix_beam" else "greedy",
         beam_size=config.defaults.beam_size,
         blank_id=blank_id,
         blank_threshold=config.search.blank_threshold,
@@ -125,6 +125,7 @@ class StreamDecoders:
 
     def check(self, options: StreamOptions) -> None:
         """Raises InvalidRequestError for what this model cannot spell or this server has not."""
+        _check_search(options)
         if options.use_lm and self._language_model is None:
             raise InvalidRequestError(
                 "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
@@ -330,3 +331,22 @@ class StreamDecoders:
             except KeyError:
                 self._find(stream_id)
         return rows
+
+
+def _check_search(options: StreamOptions) -> None:
+    if options.decoder not in ("", "greedy", "prefix_beam"):
+        raise InvalidRequestError(
+            f"decoder={shown(options.decoder)} is unknown; send one of greedy, prefix_beam"
+        )
+    most = options.beam_size if options.decoder == "prefix_beam" else 1
+    if options.nbest > most:
+        raise InvalidRequestError(
+            f"nbest={options.nbest} is outside 1 .. {most}: greedy keeps one hypothesis, "
+            "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
+        )
+    for name in ("hotwords", "use_lm", "rescoring"):
+        if getattr(options, name) and options.decoder != "prefix_beam":
+            raise InvalidRequestError(
+                f"{name}={shown(getattr(options, name))} needs a search that weighs "
+                f"alternatives; send decoder=prefix_beam too, or leave {name} out"
+            )

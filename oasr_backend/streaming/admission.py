@@ -19,7 +19,7 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
-from oasr_backend.options import StreamOptions, check_later_parameters, chunk_seq
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.streams import Stream, StreamRegistry
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 
@@ -115,15 +115,14 @@ class Admission:
             self._close(previous, reason="replaced")
         if chunk.fault is not None:
             raise chunk.fault
-        options = StreamOptions.from_parameters(chunk.parameters, self._defaults)
+        options = self._defaults if chunk.options is None else chunk.options
         self._check_language(options)
         self._check_options(options)
-        number = chunk_seq(chunk.parameters)
         if self._streams.is_full:
-            # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
+            # Triton forgets a silent sequence before we do: a stream past that limit is dead.
             self.reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
-        stream.next_chunk_seq = number
+        stream.next_chunk_seq = chunk.chunk_seq
         self._metrics.streams_opened += 1
         logger.info(
             "event=stream_open stream=%r generation=%d", stream.stream_id, stream.generation
@@ -143,7 +142,6 @@ class Admission:
         stream = self._streams.get(chunk.stream_id, now_s=now_s)
         if chunk.fault is not None:
             raise chunk.fault
-        check_later_parameters(chunk.parameters)
         return stream
 
     def _accept(self, stream: Stream, chunk: AudioChunk) -> None:
@@ -154,7 +152,7 @@ class Admission:
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
                 f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
             )
-        stream.check_chunk_seq(chunk_seq(chunk.parameters))
+        stream.check_chunk_seq(chunk.chunk_seq)
         samples_S = self._checked_samples(stream, chunk)
         stream.accept(
             samples_S, is_last=chunk.is_last, tail_padding=self._config.server.tail_padding
@@ -212,7 +210,7 @@ def _fate(chunk: AudioChunk) -> str:
     if chunk.is_first:
         return "Nothing is open under this id now"
     if chunk.is_last:
-        return "The stream is closed all the same, since Triton has ended its sequence"
+        return "The stream is closed even so, since Triton has ended its sequence"
     return "The stream goes on without this request"
 
 

@@ -20,7 +20,6 @@ from oasr_backend.triton_backend.io import (
     MetricsPublisher,
     answer_now,
     is_warmup,
-    lay_out_strings_fast,
     read_chunk,
     write_response,
 )
@@ -48,8 +47,8 @@ class TritonModel:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
         config = read_config(args)
         _log_to_stderr(config.server.log_level)
-        lay_out_strings_fast()
         self._engine = load_engine(args, config)
+        self._defaults = self._engine.config.defaults
         self._backlog = Backlog(self._engine)
         self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
@@ -72,7 +71,10 @@ class TritonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One entry per request, in order; None where the backlog answers later."""
         asks_cancelled = len(requests) <= _MOST_CANCEL_CHECKS
-        chunks = [read_chunk(request, asks_cancelled=asks_cancelled) for request in requests]
+        chunks = [
+            read_chunk(request, self._defaults, asks_cancelled=asks_cancelled)
+            for request in requests
+        ]
         if not WARMUP_IDS.isdisjoint([chunk.stream_id for chunk in chunks]):
             return self._execute_beside_warmups(requests, chunks)
         return self._execute(requests, chunks)
