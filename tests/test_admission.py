@@ -140,12 +140,12 @@ def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> Non
     if "S" not in flags:
         ask_one(engine, "a", noise(1), flags="S")
     ask_one(engine, "b", noise(2), flags="S")
-    num_steps = engine.metrics.step_width.samples()
+    num_steps = engine.metrics.step_width.readings()
     before = [sample.value for sample in num_steps]
     result = ask_one(engine, "a", noise(1), flags=flags, is_cancelled=lambda: True)
     assert result.error is not None
     assert result.error.triton_code == "CANCELLED"
-    assert [sample.value for sample in engine.metrics.step_width.samples()] == before
+    assert [sample.value for sample in engine.metrics.step_width.readings()] == before
     assert engine.metrics.finished["cancelled"] == 1
     assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
     assert_all_is_free(engine)

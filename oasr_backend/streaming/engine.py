@@ -23,7 +23,7 @@ from oasr_backend.decoders.group import decoder_config, load_language_model
 from oasr_backend.device import on_device
 from oasr_backend.errors import DeviceLostError, OasrError, StepFailedError
 from oasr_backend.features import AudioBuffer
-from oasr_backend.metrics import EngineMetrics, Sample
+from oasr_backend.metrics import EngineMetrics, Reading
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.assemble import build_rescorer
@@ -210,7 +210,7 @@ class Engine:
             for stream in self.streams:
                 self._admission.abort(stream, reason="unload")
 
-    def samples(self) -> list[Sample]:
+    def readings(self) -> list[Reading]:
         """Every metric now."""
         with self._lock:
             pool = self.caches.pool
@@ -225,8 +225,8 @@ class Engine:
                 ("oasr_used_blocks", "K/V blocks in use", pool.num_blocks - pool.num_free_blocks),
                 ("oasr_healthy", "1 while the device works", int(self.is_healthy)),
             )
-            samples = [Sample(name, "gauge", text, {}, value) for name, text, value in gauges]
-            return [*samples, *self.metrics.samples()]
+            readings = [Reading(name, "gauge", text, {}, value) for name, text, value in gauges]
+            return [*readings, *self.metrics.readings()]
 
     def check_integrity(self) -> None:
         """Every cache agrees with itself."""

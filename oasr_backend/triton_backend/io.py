@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError, shown
-from oasr_backend.metrics import Sample
+from oasr_backend.metrics import Reading
 from oasr_backend.options import Asked, ParameterValue, StreamOptions, read_parameters
 from oasr_backend.types import (
     AudioChunk,
@@ -90,60 +89,11 @@ def answer_now(sender: Any, result: ChunkResult | None, *, wants_text: bool = Tr
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-class MetricsPublisher:
-    """Brings an engine's samples to Triton's metrics port, a few at a time.
-
-    Every call into Triton's metrics is a round trip between processes during which no request is
-    served. So counts are kept here, their differences go out in small portions, and histograms go
-    out as the counters they consist of.
-    """
-
-    def __init__(self, samples: Callable[[], Iterable[Sample]], labels: Mapping[str, str]) -> None:
-        self._samples = samples
-        self._labels = labels
-        self._families: dict[str, Any] = {}
-        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
-        self._published: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self._waiting: deque[Sample] = deque()
-
-    def publish(self) -> None:
-        """Everything at once."""
-        self._waiting = deque(self._samples())
-        while self._waiting:
-            self.publish_some()
-
-    def publish_some(self, *, most: int = 4) -> None:
-        """The next few samples that have changed; a new round begins when all have gone out."""
-        self._waiting = self._waiting or deque(self._samples())
-        while self._waiting and (most > 0 or self._waiting[0].is_paired):
-            most -= self._publish_one(self._waiting.popleft())
-
-    def _publish_one(self, sample: Sample) -> bool:
-        """Whether the sample was news."""
-        key = (sample.name, tuple(sample.labels.items()))
-        change = sample.value - self._published.get(key, 0.0)
-        if key in self._published and change == 0.0:
-            return False
-        metric = self._metric(key, sample)
-        if sample.kind == "gauge":
-            metric.set(sample.value)
-        else:
-            metric.increment(change)
-        self._published[key] = sample.value
-        return True
-
-    def _metric(self, key: tuple[str, tuple[tuple[str, str], ...]], sample: Sample) -> Any:
-        if key not in self._metrics:
-            if sample.name not in self._families:
-                kinds = {"gauge": pb_utils.MetricFamily.GAUGE}
-                self._families[sample.name] = pb_utils.MetricFamily(
-                    name=sample.name,
-                    description=sample.help,
-                    kind=kinds.get(sample.kind, pb_utils.MetricFamily.COUNTER),
-                )
-            labels = {**self._labels, **sample.labels}
-            self._metrics[key] = self._families[sample.name].Metric(labels=labels)
-        return self._metrics[key]
+def metric_family(reading: Reading) -> Any:
+    """Triton's family for the metric that a reading is of."""
+    family = pb_utils.MetricFamily
+    kind = family.GAUGE if reading.kind == "gauge" else family.COUNTER
+    return family(name=reading.name, description=reading.help, kind=kind)
 
 
 def _fault(error: Exception) -> OasrError:
