@@ -161,7 +161,7 @@ def _configuration(options: Options, engine: Engine) -> dict[str, object]:
         "device": options.device,
         "threads": options.num_threads,
         "dtype": config.model.dtype,
-        "decoder": config.defaults.decoder,
+        "decoder": config.defaults.decoder or "the checkpoint's first",
         "chunk_s": CHUNK_S,
         "chunk_size": config.cache.chunk_size,
         "num_left_chunks": config.cache.num_left_chunks,

@@ -16,9 +16,11 @@ import torch
 
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.errors import OasrError
+from oasr_backend.options import ParameterValue, StreamOptions, read_parameters
 from oasr_backend.streaming import batching
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
+from oasr_backend.types import AudioChunk, ChunkResult, Samples, StreamId
 from tests.conftest import GOLDEN_DIR
 
 WINDOW_SAMPLES = 400 + 66 * 160
@@ -84,15 +86,21 @@ def chunk(
     *,
     flags: str = "",
     parameters: Mapping[str, ParameterValue] | None = None,
+    defaults: StreamOptions = StreamOptions(),  # noqa: B008 - it is immutable
     **more: Any,
 ) -> AudioChunk:
-    """`flags` holds "S" for START and "E" for END."""
+    """`flags` holds "S" for START and "E" for END; `parameters` are read as on the wire."""
+    try:
+        asked = read_parameters(parameters or {}, is_first="S" in flags, defaults=defaults)
+    except OasrError as error:
+        return chunk(stream_id, flags=flags, fault=error, **more)
     return AudioChunk(
         stream_id=stream_id,
         samples_S=np.zeros(0, np.float32) if samples_S is None else samples_S,
         is_first="S" in flags,
         is_last="E" in flags,
-        parameters=parameters or {},
+        options=asked.options,
+        chunk_seq=asked.chunk_seq,
         **more,
     )
 
@@ -106,7 +114,7 @@ def ask(engine: Engine, *chunks: AudioChunk) -> list[ChunkResult]:
 
 
 def ask_one(engine: Engine, stream_id: StreamId, *args: Any, **more: Any) -> ChunkResult:
-    return ask(engine, chunk(stream_id, *args, **more))[0]
+    return ask(engine, chunk(stream_id, *args, defaults=engine.config.defaults, **more))[0]
 
 
 def text_alone(samples_S: Samples, **settings: Any) -> str:

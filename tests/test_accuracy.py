@@ -14,6 +14,7 @@ from benchmarks.accuracy import ABSENT, BEAM, RESCORED, favouring, rare_words, r
 from benchmarks.report import RESULTS_DIRECTORY
 from benchmarks.workload import read_audio
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, ROOT
@@ -120,7 +121,7 @@ def test_the_example_document_is_a_real_answer(engine: Engine) -> None:
     samples_S = read_audio(path)[: round(shown["audio_s"] * 16_000)]
     (result,) = engine.process([
         AudioChunk(
-            "a", samples_S, is_first=True, parameters={"word_times": True}, wants_result=True
+            "a", samples_S, is_first=True, options=StreamOptions(word_times=True), wants_result=True
         )
     ])  # fmt: skip
     assert result.document is not None

@@ -15,9 +15,10 @@ import pytest
 from torch import Tensor
 
 from oasr_backend.errors import InvalidRequestError
+from oasr_backend.options import ParameterValue
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.turns import Turn
-from oasr_backend.types import ChunkResult, ParameterValue
+from oasr_backend.types import ChunkResult
 from tests.engine_helpers import (
     ManualClock,
     ask,
@@ -139,12 +140,12 @@ def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> Non
     if "S" not in flags:
         ask_one(engine, "a", noise(1), flags="S")
     ask_one(engine, "b", noise(2), flags="S")
-    num_steps = engine.metrics.step_width.samples()
+    num_steps = engine.metrics.step_width.readings()
     before = [sample.value for sample in num_steps]
     result = ask_one(engine, "a", noise(1), flags=flags, is_cancelled=lambda: True)
     assert result.error is not None
     assert result.error.triton_code == "CANCELLED"
-    assert [sample.value for sample in engine.metrics.step_width.samples()] == before
+    assert [sample.value for sample in engine.metrics.step_width.readings()] == before
     assert engine.metrics.finished["cancelled"] == 1
     assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
     assert_all_is_free(engine)
@@ -255,7 +256,7 @@ def test_a_wav_header_is_refused_with_the_remedy(head: bytes, is_pcm16: bool) ->
 
 @pytest.mark.parametrize(
     ("flags", "fate"),
-    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed all the same")],
+    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed even so")],
 )
 @pytest.mark.parametrize(
     "wrong",

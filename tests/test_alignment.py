@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
 from oasr_backend.text.tokenizer import UnitTokenizer
@@ -95,7 +96,7 @@ class Recorded:
             samples_S,
             is_first=True,
             is_last=True,
-            parameters={"word_times": True, **parameters},
+            options=StreamOptions(word_times=True, **parameters),
             wants_result=True,
         )
         try:
@@ -139,7 +140,7 @@ def test_a_word_that_breaks_off_has_a_length(engine: Engine, clips: list[Clip]) 
     broken_off_S = np.concatenate([samples_S, np.zeros(16000, np.float32), samples_S[:7040]])
     chunk = AudioChunk(
         "a", broken_off_S, is_first=True, is_last=True,
-        parameters={"word_times": True, "endpoint": True}, wants_result=True,
+        options=StreamOptions(word_times=True, endpoint=True), wants_result=True,
     )  # fmt: skip
     (result,) = engine.process([chunk])
     document = check_document(result.document)

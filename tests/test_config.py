@@ -96,7 +96,6 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         ("max_streams", "-1", "below 0"),
         ("max_streams", "1e3", "is not an integer"),
         ("dtype", "float8", "choose float32 or bfloat16 or float16"),
-        ("decoder", "beam", "send one of greedy, prefix_beam"),
         ("log_level", "loud", "choose debug"),
         ("tail_padding", "maybe", "use true or false"),
         ("blank_threshold", "0", "outside (0, 1]"),

@@ -16,6 +16,7 @@ import soxr
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import decode_alaw, decode_mulaw
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 from tests.conftest import DEMO_DIR, Clip
@@ -44,7 +45,7 @@ def read(clip: Clip) -> Samples:
 def transcribe(engine: Engine, utterances: Sequence[Samples], **parameters: Any) -> list[str]:
     """All of them at once, each in one request."""
     results = engine.process([
-        AudioChunk(i, samples_S, is_first=True, is_last=True, parameters=parameters)
+        AudioChunk(i, samples_S, is_first=True, is_last=True, options=StreamOptions(**parameters))
         for i, samples_S in enumerate(utterances)
     ])  # fmt: skip
     assert [result.error for result in results] == [None] * len(utterances)
@@ -168,7 +169,7 @@ def test_resampled_audio_may_be_cut_anywhere(
                 samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters={"sample_rate": rate} if start == 0 else {},
+                options=StreamOptions(sample_rate=rate) if start == 0 else None,
             )
         ])  # fmt: skip
     assert result.text == whole
@@ -190,7 +191,7 @@ def test_words_have_times_within_the_audio_and_in_order(engine: Engine, clips: l
             samples_S,
             is_first=True,
             is_last=True,
-            parameters={"word_times": True},
+            options=StreamOptions(word_times=True),
             wants_result=True,
         )
     ])  # fmt: skip

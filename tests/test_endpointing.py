@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.endpointing import EndpointRules, Segmenter
 from oasr_backend.types import AudioChunk, Hypothesis, Samples
@@ -97,7 +98,7 @@ def transcribe(
                 samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters=parameters if start == 0 else {},
+                options=StreamOptions(**parameters) if start == 0 else None,
                 wants_result=True,
             )
         ])  # fmt: skip

@@ -318,7 +318,7 @@ def test_a_lost_device_makes_the_engine_unhealthy_and_every_request_unavailable(
         assert result.error is not None
         assert result.error.triton_code == "UNAVAILABLE"
         error_of(result, "illegal access", "restarted")
-    assert {sample.name: sample.value for sample in engine.samples()}["oasr_healthy"] == 0
+    assert {sample.name: sample.value for sample in engine.readings()}["oasr_healthy"] == 0
     engine.close()
     assert_all_is_free(engine)
 

@@ -14,6 +14,7 @@ import torch
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import FbankConfig, StreamingResampler
+from oasr_backend.options import StreamOptions
 from oasr_backend.parity import stream_log_probs
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
@@ -71,8 +72,8 @@ def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[st
     document: dict[str, Any] = {}
     for start in range(0, samples_S.size, 3000):
         is_last = start + 3000 >= samples_S.size
-        parameters = {} if start else {"sample_rate": CLIENT_RATE_HZ}
-        chunk = AudioChunk("a", samples_S[start : start + 3000], start == 0, is_last, parameters)
+        options = None if start else StreamOptions(sample_rate=CLIENT_RATE_HZ)
+        chunk = AudioChunk("a", samples_S[start : start + 3000], start == 0, is_last, options)
         (result,) = engine.process([chunk._replace(wants_result=True)])
         assert result.error is None, result.error
         document = dict(result.document or {})
@@ -106,9 +107,9 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     engine = Engine.load(directory, ServingConfig(), device="cpu")
     shift_s = int(rate * options["frame_shift"] / 1000) / rate
     assert engine.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
-    parameters = {"word_times": True, "sample_rate": CLIENT_RATE_HZ}
+    options = StreamOptions(word_times=True, sample_rate=CLIENT_RATE_HZ)
     samples_S = noise(3, seconds=6.0)
-    chunk = AudioChunk("a", samples_S, is_first=True, is_last=True, parameters=parameters)
+    chunk = AudioChunk("a", samples_S, is_first=True, is_last=True, options=options)
     (result,) = engine.process([chunk._replace(wants_result=True)])
     assert result.document is not None
     starts_s = np.array([token["start_s"] for token in result.document["tokens"]])

@@ -21,9 +21,8 @@ CLIENT = ROOT / "client" / "oasr_client"
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "device"),
-    ("types",),
     ("options",),
-    ("config",),
+    ("types", "config"),
     ("metrics", "kernels"),
     ("features", "text"),
     ("decoders",),

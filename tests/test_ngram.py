@@ -20,6 +20,7 @@ from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
 from oasr_backend.errors import ConfigError
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
@@ -159,7 +160,7 @@ def transcribe(engine: Engine, clips: Sequence[Clip], **parameters: Any) -> list
             soundfile.read(clip.path, dtype="float32")[0],
             is_first=True,
             is_last=True,
-            parameters={"decoder": "prefix_beam", **parameters},
+            options=StreamOptions(decoder="prefix_beam", **parameters),
         )
         for index, clip in enumerate(clips)
     ])  # fmt: skip

@@ -88,10 +88,10 @@ def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) ->
 
 def test_metrics_and_log_do_not_know_of_it(caplog: pytest.LogCaptureFixture) -> None:
     engine = golden_engine(log_level="info")
-    before = engine.samples()
+    before = engine.readings()
     with caplog.at_level("INFO", "oasr_backend"):
         engine.test_itself()
-    assert engine.samples() == before
+    assert engine.readings() == before
     assert caplog.messages == []
 
 

@@ -6,7 +6,7 @@ Both calls run the engine's own batching, paged caches and decoder; nothing here
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +174,7 @@ def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100
     import soundfile  # Features alone need no audio library.
 
     samples_S, sample_rate = soundfile.read(wav_path, dtype="float32")
+    options = replace(engine.config.defaults, sample_rate=sample_rate)
     piece = max(1, sample_rate * piece_ms // 1000)
     starts = range(0, max(1, samples_S.size), piece)
     for start in starts:
@@ -183,7 +184,7 @@ def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100
                 samples_S=samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters={"sample_rate": sample_rate} if start == 0 else {},
+                options=options if start == 0 else None,
                 wants_result=True,
             )
         ])  # fmt: skip

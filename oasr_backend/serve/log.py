@@ -43,7 +43,7 @@ class OutputRelay:
             self._sink.write(line)
             self._sink.flush()
         except OSError:
-            # Whoever read the output has gone; the server must not block on a full pipe.
+            # The reader of the output has gone; the server must not block on a full pipe.
             return
 
 

@@ -15,19 +15,16 @@ import soundfile
 import torch
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, read_clips
 from tests.result_schema import check_document
 
 NUM_CLIPS = 3
-OPTIONS = {
-    "decoder": "prefix_beam",
-    "nbest": 4,
-    "word_times": True,
-    "endpoint": True,
-    "rescoring": True,
-}
+OPTIONS = StreamOptions(
+    decoder="prefix_beam", nbest=4, word_times=True, endpoint=True, rescoring=True
+)
 
 
 def make_libraries_speak() -> None:
@@ -48,7 +45,7 @@ def documents() -> list[dict[str, Any]]:
     ]
     chunks = [
         AudioChunk(
-            number, samples_S, is_first=True, is_last=True, parameters=OPTIONS, wants_result=True
+            number, samples_S, is_first=True, is_last=True, options=OPTIONS, wants_result=True
         )
         for number, samples_S in enumerate(clips)
     ]

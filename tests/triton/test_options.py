@@ -13,6 +13,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
@@ -73,7 +74,12 @@ def _engine() -> Engine:
 def in_process(engine: Engine, samples: Pcm16, **parameters: Any) -> dict[str, Any]:
     samples_S = samples.astype(np.float32) / np.float32(32768)
     chunk = AudioChunk(
-        "a", samples_S, is_first=True, is_last=True, parameters=parameters, wants_result=True
+        "a",
+        samples_S,
+        is_first=True,
+        is_last=True,
+        options=StreamOptions(**parameters),
+        wants_result=True,
     )
     (result,) = engine.process([chunk])
     return check_document(result.document)

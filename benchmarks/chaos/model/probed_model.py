@@ -17,7 +17,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.triton_backend.model import Periodic, TritonModel
+from oasr_backend.triton_backend.periodic import Periodic
+from oasr_backend.triton_backend.service import StreamingService
 from oasr_backend.types import AudioChunk, Samples
 
 _INTERVAL_S = 0.5
@@ -82,7 +83,7 @@ _PROBES = {
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = TritonModel(args)
+        self._model = StreamingService(args)
         _reach_widths(self._model._engine, int(os.environ.get(_REACH_WIDTHS, "0")))
         self._families = [
             pb_utils.MetricFamily(name=name, description=name, kind=pb_utils.MetricFamily.GAUGE)

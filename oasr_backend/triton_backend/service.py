@@ -1,30 +1,31 @@
-"""The life of one model instance inside Triton: load, execute, reap, report, unload."""
+"""What Triton's shell calls: the life of one model instance. Load, execute, reap, report, unload.
+
+A service is one kind of model. That of streams needs sequences; one that needs none fits beside it.
+"""
 
 from __future__ import annotations
 
 import gc
-import io
 import logging
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from oasr_backend.metrics import Sample, heartbeat
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.metrics import Reading, heartbeat
 from oasr_backend.streaming.turns import Turn
+from oasr_backend.triton_backend.backlog import Backlog
 from oasr_backend.triton_backend.io import (
     WARMUP_IDS,
-    MetricsPublisher,
     answer_now,
     is_warmup,
-    lay_out_strings_fast,
     read_chunk,
     write_response,
 )
 from oasr_backend.triton_backend.load import load_engine, read_config
+from oasr_backend.triton_backend.log import log_to_stderr
+from oasr_backend.triton_backend.periodic import Periodic
+from oasr_backend.triton_backend.publisher import MetricsPublisher
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
@@ -32,28 +33,41 @@ logger = logging.getLogger(__name__)
 _HOUSEKEEPING_INTERVAL_S = 1.0
 _PUBLISHING_INTERVAL_S = 0.05
 #: `execute` takes the steps of an END, which are three, and more while so much time has not passed.
-#: What lasts longer is finished by the backlog, so that nobody waits for another's minute of audio.
+#: The backlog finishes what lasts longer: no stream waits for another's minute of audio.
 #: An answer of the backlog costs a round trip to the server, one in the list of answers does not.
 _EXECUTE_STEPS = 3
 _EXECUTE_BUDGET_S = 0.02
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
-#: not asked: whoever has gone away is then freed by the idle limit.
+#: not asked: the idle limit then frees the streams of callers that have gone away.
 _MOST_CANCEL_CHECKS = 16
 
 
-class TritonModel:
-    """What `model.py` delegates to. One engine per instance, one instance per GPU."""
+class Service(Protocol):
+    """What the shell of a model in a repository, its `model.py`, delegates to."""
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response per request, in order; None for one that is answered by its sender."""
+
+    def is_ready(self) -> bool:
+        """Whether Triton may send requests to this instance."""
+
+    def close(self) -> None:
+        """Answers what is still open and frees what the instance holds."""
+
+
+class StreamingService:
+    """Speech as sequences of chunks. One engine per instance, one instance per GPU."""
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
         config = read_config(args)
-        _log_to_stderr(config.server.log_level)
-        lay_out_strings_fast()
+        log_to_stderr(config.server.log_level)
         self._engine = load_engine(args, config)
+        self._defaults = self._engine.config.defaults
         self._backlog = Backlog(self._engine)
         self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
-        self._publisher = MetricsPublisher(self._samples, labels)
+        self._publisher = MetricsPublisher(self._readings, labels)
         self._housekeeping = Periodic(
             (self._engine.close_idle,), interval_s=_HOUSEKEEPING_INTERVAL_S
         )
@@ -72,7 +86,10 @@ class TritonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """One entry per request, in order; None where the backlog answers later."""
         asks_cancelled = len(requests) <= _MOST_CANCEL_CHECKS
-        chunks = [read_chunk(request, asks_cancelled=asks_cancelled) for request in requests]
+        chunks = [
+            read_chunk(request, self._defaults, asks_cancelled=asks_cancelled)
+            for request in requests
+        ]
         if not WARMUP_IDS.isdisjoint([chunk.stream_id for chunk in chunks]):
             return self._execute_beside_warmups(requests, chunks)
         return self._execute(requests, chunks)
@@ -116,9 +133,9 @@ class TritonModel:
         self._is_unloaded = True
         self._publisher.publish()
 
-    def _samples(self) -> list[Sample]:
+    def _readings(self) -> list[Reading]:
         beat = heartbeat(self._engine.step_age_s, is_unloaded=self._is_unloaded)
-        return [beat, *self._engine.samples()]
+        return [beat, *self._engine.readings()]
 
     def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""
@@ -136,77 +153,6 @@ class TritonModel:
         return None
 
 
-class Backlog:
-    """Steps and answers, on its own thread, the turns that outlast the `execute` they came in."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._open: list[tuple[Turn, Any]] = []
-        self._wakeup = threading.Condition()
-        self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="oasr-backlog", daemon=True)
-        self._thread.start()
-
-    def add(self, turn: Turn, sender: Any) -> None:
-        with self._wakeup:
-            self._open.append((turn, sender))
-            self._wakeup.notify()
-
-    def stop(self) -> None:
-        """Returns once every turn is answered; close the engine first, so that each of them is."""
-        with self._wakeup:
-            self._is_stopped = True
-            self._wakeup.notify()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while self._wait():
-            self._engine.step()
-            # A function of its own: names that outlive it would hold audio until more comes.
-            self._answer()
-
-    def _answer(self) -> None:
-        with self._wakeup:
-            done = [entry for entry in self._open if entry[0].is_done]
-            self._open = [entry for entry in self._open if not entry[0].is_done]
-        for turn, sender in done:
-            try:
-                answer_now(sender, turn.result, wants_text=turn.request.wants_text)
-            except Exception as error:
-                logger.error(
-                    "event=answer_failed stream=%r", turn.request.stream_id, exc_info=error
-                )
-
-    def _wait(self) -> bool:
-        with self._wakeup:
-            while not self._open and not self._is_stopped:
-                self._wakeup.wait()
-            return bool(self._open)
-
-
-class Periodic:
-    """Calls `actions` every `interval_s` on a background thread until stopped."""
-
-    def __init__(self, actions: Sequence[Callable[[], object]], *, interval_s: float) -> None:
-        self._actions = actions
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="oasr-housekeeping", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval_s):
-            for action in self._actions:
-                try:
-                    action()
-                except Exception:
-                    logger.exception("event=housekeeping_failed action=%r", action)
-
-
 def _quiet_garbage_collection() -> None:
     """Keeps the collector off what lives as long as the model: walking it stalls every stream."""
     gc.collect()
@@ -216,18 +162,3 @@ def _quiet_garbage_collection() -> None:
 
 def _is_refused(turn: Turn) -> bool:
     return turn.result is not None and turn.result.error is not None
-
-
-def _log_to_stderr(level: str) -> None:
-    """The server's log, without a round trip to its process for every line.
-
-    UTF-8 whatever the locale: whoever looks for the id of a stream finds it as it was sent.
-    """
-    if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    package_logger = logging.getLogger("oasr_backend")
-    package_logger.setLevel(level.upper())
-    package_logger.handlers = [handler]
-    package_logger.propagate = False
