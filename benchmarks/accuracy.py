@@ -20,6 +20,7 @@ from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import DEMO_DIRECTORY, read_audio
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import ParameterValue, StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -94,7 +95,7 @@ class Contest:
 
     def __init__(self, references: Sequence[Reference], *, device: str, dtype: str) -> None:
         config = ServingConfig.of(dtype=dtype)
-        self._engine = Engine.load(DEMO_DIRECTORY, config, device=device)
+        self._engine = load_engine(DEMO_DIRECTORY, config, device=device)
         self._references = references
 
     def texts(self, parameters: Parameters) -> list[str]:

@@ -19,6 +19,7 @@ from benchmarks.random_checkpoint import write_random_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32
 from oasr_backend.kernels import best_tokens
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
 
@@ -28,7 +29,7 @@ REPEATS = 30
 def build_engine(width: int, dtype: str, device: str) -> Engine:
     directory = write_random_checkpoint(Path(tempfile.mkdtemp()))
     config = ServingConfig.of(dtype=dtype, max_streams=width, max_step_streams=width)
-    return Engine.load(directory, config, device=device)
+    return load_engine(directory, config, device=device)
 
 
 class StepBench:
@@ -36,7 +37,7 @@ class StepBench:
 
     def __init__(self, engine: Engine, width: int) -> None:
         self._engine = engine
-        self.runner = engine._runner
+        self.runner = engine.parts.runner
         self.generations = tuple(range(10_000, 10_000 + width))
         self._contexts = [engine.caches.open(generation) for generation in self.generations]
         generator = np.random.default_rng(0)

@@ -101,7 +101,7 @@ def load_engine(options: Options, *, num_streams: int) -> Engine:
     """The demo model with the shipped settings and room for `num_streams`."""
     torch.set_num_threads(options.num_threads)
     config = ServingConfig.of(max_streams=num_streams)
-    return Engine.load(DEMO_DIRECTORY, config, device=options.device)
+    return load_engine(DEMO_DIRECTORY, config, device=options.device)
 
 
 def audio_rate(times_s: FloatArray, num_streams: int) -> float:

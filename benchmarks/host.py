@@ -22,6 +22,7 @@ from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32, PCM16
 from oasr_backend.models import CtcHead, ModelOutput
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
 
@@ -62,14 +63,14 @@ def _tiny_engine(*, num_streams: int) -> Engine:
     config = ServingConfig.of(max_streams=num_streams, max_step_streams=num_streams)
     with tempfile.TemporaryDirectory() as folder:
         directory = write_random_checkpoint(Path(folder), size)
-        return Engine.load(directory, config, device="cpu")
+        return load_engine(directory, config, device="cpu")
 
 
 def run(options: Options) -> Report:
     counts = STREAM_COUNTS[:2] if options.quick else STREAM_COUNTS
     torch.set_num_threads(1)
     engine = _tiny_engine(num_streams=max(counts))
-    engine._runner = PreparedRunner(engine)  # type: ignore[assignment]
+    engine.parts.runner = PreparedRunner(engine)  # type: ignore[assignment]
     audio = utterances(quick=options.quick)
     seconds, warm_up = measuring_time(options)
     figures = []

@@ -25,6 +25,7 @@ from rich.console import Console
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import CHUNK_SAMPLES, DEMO_DIRECTORY, SAMPLE_RATE, FloatArray, read_audio
 from oasr_backend.config import CacheSettings, ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -115,19 +116,19 @@ class LongStream:
         self._text = result.text
 
     def _blocks_in_use(self) -> int:
-        pool = self._engine.caches.pool
+        pool = self._engine.store.kv.pool
         return pool.num_blocks - pool.num_free_blocks
 
     def _has_rebased(self) -> bool:
         (stream,) = self._engine.streams
         before = self._position
-        (self._position,) = self._engine.caches.attention.position_offsets([stream.generation])
+        (self._position,) = self._engine.caches.attention.position_offsets([stream.slot])
         return self._position < before
 
 
 def play(config: ServingConfig, *, lap_s: float, num_laps: int) -> list[LapResult]:
     """Plays one stream of the demo model on the CPU."""
-    engine = Engine.load(DEMO_DIRECTORY, config, device="cpu")
+    engine = load_engine(DEMO_DIRECTORY, config, device="cpu")
     stream = LongStream(engine, make_lap(lap_s))
     laps = [stream.play_lap() for _ in range(num_laps)]
     engine.check_integrity()

@@ -16,6 +16,7 @@ from benchmarks.report import Figure, Report, alternating_ms, run_alone
 from benchmarks.workload import DEMO_DIRECTORY, Utterance, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import ParameterValue, StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -81,7 +82,7 @@ def _share(name: str, times_ms: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIRECTORY, ServingConfig.of(max_streams=STREAMS), device="cpu")
+    return load_engine(DEMO_DIRECTORY, ServingConfig.of(max_streams=STREAMS), device="cpu")
 
 
 if __name__ == "__main__":

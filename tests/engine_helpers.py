@@ -19,6 +19,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.errors import OasrError
 from oasr_backend.options import ParameterValue, StreamOptions, read_parameters
 from oasr_backend.streaming import batching
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ChunkResult, Samples, StreamId
 from tests.conftest import GOLDEN_DIR
@@ -44,7 +45,7 @@ class ManualClock:
 def golden_engine(clock: Callable[[], float] | None = None, **settings: Any) -> Engine:
     settings = {"max_streams": 8, **settings}
     checkpoint = open_checkpoint(GOLDEN_DIR / "wenet_small").load()
-    return Engine(
+    return assemble(
         checkpoint,
         ServingConfig.of(**settings),
         device=torch.device("cpu"),
@@ -70,7 +71,7 @@ def engine_that_runs_ahead(
     """A golden engine that goes about its parts as on a GPU, and splits steps of that width."""
     monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", least_split_width)
     engine = golden_engine(**settings)
-    engine._runner.runs_ahead = True
+    engine.parts.runner.runs_ahead = True
     return engine
 
 
@@ -136,7 +137,7 @@ def error_of(result: ChunkResult, *words: str) -> str:
 def assert_all_is_free(engine: Engine) -> None:
     engine.check_integrity()
     assert len(engine.streams) == 0
-    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    assert engine.store.kv.pool.num_free_blocks == engine.store.kv.pool.num_blocks
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from benchmarks.report import RESULTS_DIRECTORY
 from benchmarks.workload import read_audio
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, ROOT
@@ -42,7 +43,7 @@ def measured() -> dict[str, float]:
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="beam_texts")

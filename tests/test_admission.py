@@ -17,7 +17,7 @@ from torch import Tensor
 from oasr_backend.errors import InvalidRequestError
 from oasr_backend.options import ParameterValue
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.streaming.turns import Turn
+from oasr_backend.streaming.requests import Turn
 from oasr_backend.types import ChunkResult
 from tests.engine_helpers import (
     ManualClock,

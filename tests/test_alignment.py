@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
 from oasr_backend.text.tokenizer import UnitTokenizer
@@ -79,7 +80,7 @@ def test_confidence_is_the_geometric_mean_of_probabilities() -> None:
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 class Recorded:

@@ -22,6 +22,7 @@ from oasr_backend.models import (
     EncoderSpec,
     StreamingEncoder,
 )
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.tokenizer import load_tokenizer
 from oasr_backend.types import Samples
@@ -65,7 +66,7 @@ def recurrent_engine(**settings: Any) -> Engine:
     tokenizer = load_tokenizer(DEMO_DIR / "units.txt", None)
     config = ServingConfig.of(**{"max_streams": 3, **settings})
     checkpoint = Checkpoint(model, tokenizer, CTC_SEARCHES)
-    return Engine(checkpoint, config, device=torch.device("cpu"))
+    return assemble(checkpoint, config, device=torch.device("cpu"))
 
 
 def whole_text(samples_S: Samples) -> str:

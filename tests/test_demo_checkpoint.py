@@ -17,6 +17,7 @@ import soxr
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 from tests.conftest import DEMO_DIR, Clip
@@ -28,7 +29,7 @@ MOST_LOST_AT_8_KHZ = 0.06
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="shipped_texts")
@@ -60,7 +61,7 @@ def wer(clips: Sequence[Clip], texts: Sequence[str]) -> float:
 def test_every_clip_has_the_text_of_wenets_own_streaming_loop(all_clips: list[Clip]) -> None:
     assert len(all_clips) == 70
     settings = ServingConfig.of(chunk_size=16, num_left_chunks=4, tail_padding=False)
-    engine = Engine.load(DEMO_DIR, settings, device="cpu")
+    engine = load_engine(DEMO_DIR, settings, device="cpu")
     texts = transcribe(engine, [read(clip) for clip in all_clips])
     assert texts == [clip.wenet_text for clip in all_clips]
 
@@ -176,7 +177,7 @@ def test_resampled_audio_may_be_cut_anywhere(
 
 
 def test_half_precision_hears_the_same(engine: Engine, clips: list[Clip]) -> None:
-    half = Engine.load(DEMO_DIR, ServingConfig.of(dtype="bfloat16"), device="cpu")
+    half = load_engine(DEMO_DIR, ServingConfig.of(dtype="bfloat16"), device="cpu")
     utterances = [read(clip) for clip in clips[:3]]
     texts, base = transcribe(half, utterances), transcribe(engine, utterances)
     assert all(texts)

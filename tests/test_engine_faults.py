@@ -76,7 +76,7 @@ def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
 ) -> None:
     """It fails as it is read, when its streams are in flight and wait for a further window."""
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    extend, abort, num_calls = GreedySearch.extend, engine._admission.abort, itertools.count()
+    extend, abort, num_calls = GreedySearch.extend, engine.parts.admission.abort, itertools.count()
     in_flight = []
 
     def failing_first(search: GreedySearch, *args: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
         abort(stream, reason=reason)
 
     monkeypatch.setattr(GreedySearch, "extend", failing_first)
-    monkeypatch.setattr(engine._admission, "abort", watched_abort)
+    monkeypatch.setattr(engine.parts.admission, "abort", watched_abort)
     results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
     for result in results[:2]:
         error_of(result, "no such token", "send START")
@@ -104,14 +104,14 @@ def test_a_stream_that_cannot_be_freed_costs_its_rows_and_nobody_an_answer(
     is_ended: bool, num_failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    free, num_calls = engine.caches.ctc.free_stream, itertools.count()
+    free, num_calls = engine.store.decoders.free_stream, itertools.count()
 
     def failing_free(generation: int) -> None:
         free(generation)
         if next(num_calls) < num_failures:
             raise RuntimeError("no such row")
 
-    monkeypatch.setattr(engine.caches.ctc, "free_stream", failing_free)
+    monkeypatch.setattr(engine.store.decoders, "free_stream", failing_free)
     audio = [noise(seed)[:WINDOW_SAMPLES] for seed in range(4)]
     if not is_ended:
         audio[0] = marked(audio[0])
@@ -339,14 +339,14 @@ def test_a_fault_in_an_answer_costs_its_stream_and_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = golden_engine()
-    told = engine._results.document
+    told = engine.parts.results.document
 
     def document(text: str, stream: Stream) -> dict[str, Any]:
         if stream.stream_id == "victim":
             raise ZeroDivisionError("of its own")
         return told(text, stream)
 
-    monkeypatch.setattr(engine._results, "document", document)
+    monkeypatch.setattr(engine.parts.results, "document", document)
     good, bad = engine.process(
         [
             chunk("good", noise(1), flags="SE", wants_result=True),
@@ -360,14 +360,14 @@ def test_a_fault_in_an_answer_costs_its_stream_and_leaves_nobody_waiting(
 
 def test_a_fault_in_admission_refuses_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = golden_engine()
-    admit = engine._admission.admit
+    admit = engine.parts.admission.admit
 
     def failing(request: AudioChunk, *, now_s: float) -> Stream:
         if request.stream_id == "victim":
             raise ZeroDivisionError("of its own")
         return admit(request, now_s=now_s)
 
-    monkeypatch.setattr(engine._admission, "admit", failing)
+    monkeypatch.setattr(engine.parts.admission, "admit", failing)
     bad, good = ask(
         engine, chunk("victim", noise(2), flags="SE"), chunk("good", noise(1), flags="SE")
     )
@@ -388,7 +388,7 @@ def test_unlimited_history_ends_at_its_ceiling_with_a_text() -> None:
     assert (result.document["audio_s"], result.document["decoded_s"]) == (6.0, 3 * 0.64)
     heard = samples[: WINDOW_SAMPLES + 2 * STRIDE_SAMPLES]
     assert result.text == text_alone(heard, num_left_chunks=-1, tail_padding=False)
-    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    assert engine.store.kv.pool.num_free_blocks == engine.store.kv.pool.num_blocks
     message = error_of(ask_one(engine, "a", samples), "'a'", "length", "send START")
     assert "48 frames" in message
     assert ask_one(engine, "a", samples, flags="SE").error is None
@@ -420,7 +420,7 @@ def test_a_neighbour_at_its_ceiling_disturbs_nobody() -> None:
 @pytest.mark.parametrize("num_left_chunks", [0, 1, 4])
 def test_a_long_stream_holds_a_bounded_number_of_blocks(num_left_chunks: int) -> None:
     engine = golden_engine(num_left_chunks=num_left_chunks, position_limit_frames=200)
-    pool = engine.caches.pool
+    pool = engine.store.kv.pool
     ask_one(engine, "a", flags="S")
     for seed in range(12):
         ask_one(engine, "a", noise(seed, seconds=2))

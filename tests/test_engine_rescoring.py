@@ -18,6 +18,7 @@ from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.errors import ConfigError
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult, Samples
 from tests.decoder_checkpoint import reference, write_checkpoint
@@ -60,7 +61,7 @@ def engine_of(directory: Path, **settings: Any) -> Engine:
     clock = settings.pop("clock", ManualClock())
     config = ServingConfig.of(**{"max_streams": 8, **settings})
     checkpoint = open_checkpoint(directory).load()
-    return Engine(checkpoint, config, device=torch.device("cpu"), clock=clock)
+    return assemble(checkpoint, config, device=torch.device("cpu"), clock=clock)
 
 
 def told(engine: Engine, samples_S: Samples, **parameters: Any) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def without_time(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def rescorer_of(engine: Engine) -> Rescorer:
-    rescorer = engine.caches.ctc.group._final_order._second_pass
+    rescorer = engine.store.decoders.group._final_order._second_pass
     assert isinstance(rescorer, Rescorer)
     return rescorer
 

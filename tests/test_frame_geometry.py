@@ -16,6 +16,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.features import FbankConfig, StreamingResampler
 from oasr_backend.options import StreamOptions
 from oasr_backend.parity import stream_log_probs
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, kaldi, refusal
@@ -90,7 +91,7 @@ def test_a_stream_is_decoded_from_kaldis_frames_of_the_models_own_geometry(
     resampler = StreamingResampler(CLIENT_RATE_HZ, rate)
     heard_S = np.concatenate([resampler.accept(samples_S), resampler.finish()])
     feats_TF = kaldi_features(heard_S, rate, options)
-    engine = Engine.load(directory, ServingConfig.of(**SERVER, tail_padding=False), device="cpu")
+    engine = load_engine(directory, ServingConfig.of(**SERVER, tail_padding=False), device="cpu")
     log_probs_TV, document = streamed(engine, samples_S)
     expected_TV = stream_log_probs(directory, feats_TF, **SERVER)
     assert log_probs_TV.shape == expected_TV.shape
@@ -104,7 +105,7 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     directory: Path, rate: int, options: dict[str, Any]
 ) -> None:
     edit_features(directory, sample_rate=rate, **options)
-    engine = Engine.load(directory, ServingConfig(), device="cpu")
+    engine = load_engine(directory, ServingConfig(), device="cpu")
     shift_s = int(rate * options["frame_shift"] / 1000) / rate
     assert engine.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
     options = StreamOptions(word_times=True, sample_rate=CLIENT_RATE_HZ)

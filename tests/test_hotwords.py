@@ -176,7 +176,7 @@ def test_neighbours_of_a_stream_with_hotwords_are_what_they_were() -> None:
 
 def spellable(engine: Engine, count: int) -> list[str]:
     """Words that the model has a unit of its own for."""
-    tokenizer = engine._results._tokenizer
+    tokenizer = engine.parts.results._tokenizer
     units = [unit for unit in range(tokenizer.vocab_size) if tokenizer.starts_word(unit)]
     words = [tokenizer.decode([unit]) for unit in units]
     return [word for word in words if word][:count]

@@ -67,7 +67,7 @@ def test_an_engine_counts_what_happened_to_it() -> None:
     assert value(samples, "oasr_healthy") == 1
     used = value(samples, "oasr_used_blocks")
     assert used > 0
-    assert used + value(samples, "oasr_free_blocks") == engine.caches.pool.num_blocks
+    assert used + value(samples, "oasr_free_blocks") == engine.store.kv.pool.num_blocks
     assert value(samples, "oasr_streams_opened_total") == 5
     assert value(samples, "oasr_conflicts_total") == 1
     assert value(samples, "oasr_rejected_total", reason="StreamLimitError") == 1

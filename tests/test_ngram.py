@@ -21,6 +21,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
 from oasr_backend.errors import ConfigError
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
@@ -174,12 +175,12 @@ def test_a_model_of_what_is_said_lowers_the_error_rate(
     """The mechanism only: the n-grams come from the very texts, so the gain says nothing else."""
     clips, truth = all_clips[:12], [clip.text for clip in all_clips[:12]]
     config = ServingConfig.of(lm_path=str(write(tmp_path, arpa(bigrams(truth)))))
-    engine = Engine.load(DEMO_DIR, config, device="cpu")
+    engine = load_engine(DEMO_DIR, config, device="cpu")
     plain, fused = transcribe(engine, clips), transcribe(engine, clips, use_lm=True)
     assert jiwer.wer(truth, fused) < jiwer.wer(truth, plain) - 0.02
     hotwords = transcribe(engine, clips, use_lm=True, hotwords="PROTECTIVE|COMMISSION")
     assert jiwer.wer(truth, hotwords) < jiwer.wer(truth, plain) - 0.02
-    assert len(engine.caches.ctc.kinds) == 3
+    assert len(engine.store.decoders.kinds) == 3
     assert_all_is_free(engine)
 
 

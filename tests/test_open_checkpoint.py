@@ -11,7 +11,7 @@ import pytest
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import CheckpointError, ConfigError
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import load_engine
 from tests.checkpoint_helpers import SOURCE, copy_golden, edit_config, edit_yaml
 
 READER = '''
@@ -145,7 +145,7 @@ def test_a_chunk_size_that_was_not_trained_is_told_before_the_weights(directory:
     assert open_checkpoint(directory).load().model.spec.chunk_sizes == (8,)
     (directory / "final.pt").write_bytes(b"not a checkpoint")
     with pytest.raises(ConfigError, match=r"chunk_size=16, .*chunks of 8 frames"):
-        Engine.load(directory, ServingConfig(), device="cpu")
+        load_engine(directory, ServingConfig(), device="cpu")
 
 
 @pytest.mark.parametrize("size", [-1, 2.5, "many", True])
@@ -186,7 +186,7 @@ def test_an_installed_reader_opens_what_it_recognises(tmp_path: Path, install: I
     install("toolkit_of_a_test:LinkReader")
     assert open_checkpoint(link).info.vocab_size == 96
     assert isinstance(open_checkpoint(str(link)).load(), Checkpoint)
-    engine = Engine.load(link, ServingConfig(max_streams=1), device="cpu")
+    engine = load_engine(link, ServingConfig(max_streams=1), device="cpu")
     assert engine.is_healthy
     assert "A Link checkpoint holds *.link" in refusal(tmp_path)
 

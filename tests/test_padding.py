@@ -35,7 +35,7 @@ class Stepper:
         rows_3W = self._caches.row_data(self.generations, num_frames, width=width)
         padded_WS = self._lane_S.repeat(width, 1)
         padded_WS[: len(self.generations)] = windows_BS
-        padded = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
+        padded = self._engine.parts.runner._device_step(padded_WS, torch.from_numpy(rows_3W))
         output = padded.first(len(self.generations))
         self._caches.commit(self.generations, num_frames, output)()
         return output.heads["ctc"].clone()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oasr_backend.streaming.turns import Turn, TurnQueues
+from oasr_backend.streaming.requests import RequestQueues, Turn
 from tests.engine_helpers import (
     ask,
     ask_one,
@@ -98,7 +98,7 @@ def test_who_waits_behind_a_long_chunk_comes_after_it() -> None:
 
 
 def test_the_queue_of_an_id_is_served_one_by_one() -> None:
-    queues = TurnQueues()
+    queues = RequestQueues()
     first, second, other = (Turn(chunk(name)) for name in ("a", "a", "b"))
     assert queues.push(first)
     assert not queues.push(second)
@@ -113,7 +113,7 @@ def test_the_queue_of_an_id_is_served_one_by_one() -> None:
 
 
 def test_streams_that_were_stepped_go_to_the_back() -> None:
-    queues, engine = TurnQueues(), golden_engine()
+    queues, engine = RequestQueues(), golden_engine()
     turns = {name: Turn(chunk(name)) for name in "abc"}
     for turn in turns.values():
         queues.push(turn)

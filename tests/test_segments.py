@@ -15,7 +15,7 @@ from oasr_client.subtitles import Cue, make_cues
 
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.text.alignment import Timing
 from oasr_backend.text.endpointing import EndpointRules
 from oasr_backend.text.scripts import extends_cluster, script_of
@@ -168,7 +168,7 @@ def test_every_answer_of_a_stream_is_the_text_of_all_its_tokens(
 ) -> None:
     tokenizer = vocabulary(kind, demo.tokenizer.vocab_size)
     checkpoint = dataclasses.replace(demo, tokenizer=tokenizer)
-    engine = Engine(checkpoint, ServingConfig.of(max_streams=1), device=torch.device("cpu"))
+    engine = assemble(checkpoint, ServingConfig.of(max_streams=1), device=torch.device("cpu"))
     pieces = np.array_split(soundfile.read(clips[0].path, dtype="float32")[0], 6)
     options = {
         "decoder": decoder, "word_times": True, "endpoint": True,

@@ -12,15 +12,23 @@ from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.base import SearchSettings
+from oasr_backend.decoders.bias.language_model import load_language_model
+from oasr_backend.decoders.group import DecoderGroup
+from oasr_backend.decoders.second_pass.base import NoDecoder, SecondPass
+from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
+from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.device import on_device
 from oasr_backend.errors import ConfigError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
 from oasr_backend.models.base import EncoderSpec, check_chunk_size
+from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.streaming.admission import Admission
-from oasr_backend.streaming.engine import Engine, EngineParts
+from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.kv_plan import plan_kv
+from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.results import ResultBuilder
 from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.self_test import SelfTest
@@ -78,18 +86,16 @@ def assemble(
     model, kv = _placed(checkpoint.model, config, device)
     geometry = model.window_geometry(config.cache.chunk_size)
     store = StreamStore(
-        capacity=config.step.max_streams,
-        chunk_frames=config.cache.chunk_size,
-        device=device,
-        kv=kv,
-        states=SlotStates(
+        kv,
+        SlotStates(
             model.encoder.spec.state_specs,
             config.step.max_streams,
             device,
             dtype=getattr(torch, config.model.dtype),
             extra_slots=1,
         ),
-        decoders=_decoders(checkpoint, config, device, frame_s=geometry.encoder_frame_s),
+        _decoders(checkpoint, config, device, frame_s=geometry.encoder_frame_s),
+        chunk_frames=config.cache.chunk_size,
     )
     streams = StreamRegistry(
         max_streams=config.step.max_streams,
@@ -138,3 +144,53 @@ def _placed(
         kv = KvStore(plan, pad_lanes=1)
     model.prepare(device=device, dtype=dtype, num_positions=num_positions + config.cache.chunk_size)
     return model, kv
+
+
+def _decoders(
+    checkpoint: Checkpoint, config: ServingConfig, device: torch.device, *, frame_s: float
+) -> DecoderGroup:
+    """Raises ConfigError for an n-gram model that does not fit."""
+    settings, tokenizer = config.search, checkpoint.tokenizer
+    language_model = None
+    if settings.lm_path:
+        language_model = load_language_model(
+            settings.lm_path,
+            tokenizer,
+            weight=settings.lm_weight,
+            unit_bonus=settings.lm_unit_bonus,
+            device=device,
+        )
+    return DecoderGroup(
+        checkpoint.searches,
+        SearchSettings(
+            device=device,
+            blank_id=checkpoint.blank_id,
+            blank_threshold=settings.blank_threshold,
+        ),
+        tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        second_pass=_second_pass(checkpoint.second_pass, config, device, frame_s=frame_s),
+        language_model=language_model,
+    )
+
+
+def _second_pass(
+    decoder: RescoringDecoder | NoDecoder,
+    config: ServingConfig,
+    device: torch.device,
+    *,
+    frame_s: float,
+) -> SecondPass:
+    """Moves the attention decoder to the device, where the checkpoint has one."""
+    if isinstance(decoder, NoDecoder):
+        return decoder
+    dtype = getattr(torch, config.model.dtype)
+    decoder.prepare(device=device, dtype=dtype)
+    frames = EncodedFrames(
+        block_frames=config.cache.chunk_size,
+        model_dim=decoder.model_dim,
+        max_frames=round(config.search.rescoring_max_s / frame_s),
+        device=device,
+        dtype=dtype,
+    )
+    return Rescorer(decoder, frames, ctc_weight=config.search.rescoring_ctc_weight)

@@ -10,42 +10,20 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from oasr_backend.config import ServingConfig
 from oasr_backend.device import on_device
 from oasr_backend.errors import OasrError, StepFailedError
-from oasr_backend.features import WindowGeometry
-from oasr_backend.metrics import EngineMetrics, Reading
-from oasr_backend.models.acoustic_model import AcousticModel
-from oasr_backend.streaming.admission import Admission
+from oasr_backend.metrics import Reading
 from oasr_backend.streaming.batching import next_batch
 from oasr_backend.streaming.fair_lock import FairLock
+from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.refusal_log import RefusalLog
 from oasr_backend.streaming.requests import Pending, RequestQueues
-from oasr_backend.streaming.results import ResultBuilder
-from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.step import Stepper
-from oasr_backend.streaming.store import StreamStore
-from oasr_backend.streaming.streams import NO_SLOT, Stream, StreamRegistry
+from oasr_backend.streaming.streams import NO_SLOT, Stream
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class EngineParts:
-    """What an engine drives; `assemble` makes them fit each other."""
-
-    config: ServingConfig
-    model: AcousticModel
-    geometry: WindowGeometry
-    store: StreamStore
-    streams: StreamRegistry
-    admission: Admission
-    runner: EncoderRunner
-    results: ResultBuilder
-    metrics: EngineMetrics
 
 
 class Engine:
@@ -66,15 +44,7 @@ class Engine:
         self._stepping, self._lock = FairLock(), FairLock()
         self._queues = RequestQueues()
         self._refusals = RefusalLog(clock)
-        self.stepper = Stepper(
-            parts.store,
-            parts.runner,
-            parts.geometry,
-            parts.metrics,
-            lock=self._lock,
-            conclude=self._conclude,
-            slow_step_ms=parts.config.step.debug_slow_step_ms,
-        )
+        self.stepper = Stepper(parts, lock=self._lock, conclude=self._conclude)
 
     @property
     def is_healthy(self) -> bool:

@@ -57,7 +57,9 @@ def _geometry(
         position_limit_frames=settings.position_limit_frames,
     )
     if isinstance(span, TrainedWindow):
-        return replace(geometry, window_frames=span.frames, prefill_kv_window=True)
+        return replace(
+            geometry, num_left_chunks=-1, window_frames=span.frames, prefill_kv_window=True
+        )
     return geometry
 
 

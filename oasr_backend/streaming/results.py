@@ -16,6 +16,7 @@ from oasr_backend.text.endpointing import EndpointRules
 from oasr_backend.text.segments import Heard, Segments
 from oasr_backend.text.tokenizer import Tokenizer
 from oasr_backend.text.told import RECENT_S, Told
+from oasr_backend.text.unit_text import Word
 from oasr_backend.types import Hypothesis
 
 #: Grows by one with every change that a reader could notice.
@@ -81,13 +82,16 @@ class ResultBuilder:
         told = Told() if is_final else stream.told
         found: dict[str, Any] = {"num_tokens_before": told.num_tokens}
         (best,) = self._decoders.best([stream.slot], skips=[told.num_tokens])
+        words = self._tokenizer.words(best.tokens)
         if has_words:
+            shown = self._shown(stream, best)
+            shown_words = words if shown is best else self._tokenizer.words(shown.tokens)
             found["num_words_before"] = told.num_words
-            found |= self._alignment(stream, self._shown(stream, best))
+            found |= self._alignment(stream, shown, shown_words)
         if with_nbest:
             found["nbest"] = self._nbest(stream, skip=told.num_tokens)
         if not is_final:
-            self._leave_out_words(stream, best)
+            self._leave_out_words(stream, best, words)
         return found
 
     def _shown(self, stream: Stream, best: Hypothesis) -> Hypothesis:
@@ -96,19 +100,21 @@ class ResultBuilder:
             return best
         return best.first(self._decoders.num_stable(stream.slot) - stream.told.num_tokens)
 
-    def _leave_out_words(self, stream: Stream, best: Hypothesis) -> None:
+    def _leave_out_words(self, stream: Stream, best: Hypothesis, words: Sequence[Word]) -> None:
         stream.told.leave_out_words(
             best,
-            self._tokenizer.words(best.tokens),
+            words,
             num_settled=stream.settled.num_tokens - stream.told.num_tokens,
             before_frame=round((stream.audio_s - RECENT_S) / self._frame_s),
         )
 
-    def _alignment(self, stream: Stream, hypothesis: Hypothesis) -> dict[str, Any]:
+    def _alignment(
+        self, stream: Stream, hypothesis: Hypothesis, words: Sequence[Word]
+    ) -> dict[str, Any]:
         timing = self._timing(stream)
         return {
             "tokens": token_entries(hypothesis, self._tokenizer, timing),
-            "words": word_entries(hypothesis, self._tokenizer, timing),
+            "words": word_entries(words, hypothesis, timing),
         }
 
     def _nbest(self, stream: Stream, *, skip: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from oasr_backend.errors import SelfTestError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.streaming.batching import slots_of, stack_windows
-from oasr_backend.streaming.engine import EngineParts
+from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.streams import Stream, StreamRegistry
 from oasr_backend.types import Samples
 

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from oasr_backend.decoders.base import Finish
 from oasr_backend.errors import DeviceLostError, StepFailedError
-from oasr_backend.features import WindowGeometry
-from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.streaming.batching import StepBatch, slots_of, split_step, stack_windows
 from oasr_backend.streaming.fair_lock import FairLock
+from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.runner import EncoderRunner, is_device_lost
-from oasr_backend.streaming.store import StreamStore
 from oasr_backend.streaming.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -44,22 +42,19 @@ class Stepper:
 
     def __init__(
         self,
-        store: StreamStore,
-        runner: EncoderRunner,
-        geometry: WindowGeometry,
-        metrics: EngineMetrics,
+        parts: EngineParts,
         *,
         lock: FairLock,
         conclude: Callable[[Sequence[Stream]], None],
-        slow_step_ms: int = 0,
     ) -> None:
         """`conclude` is told which streams a part has advanced, while the next one runs."""
-        self.runner = runner
+        self.runner = parts.runner
         self.lost: DeviceLostError | None = None
-        self._store, self._geometry, self._metrics = store, geometry, metrics
+        self._store, self._geometry = parts.store, parts.geometry
+        self._metrics = parts.metrics
         self._lock = lock
         self._conclude = conclude
-        self._slow_step_s = slow_step_ms / 1000
+        self._slow_step_s = parts.config.step.debug_slow_step_ms / 1000
         self._landed_s = 0.0
         self._begin_s: float | None = None
 

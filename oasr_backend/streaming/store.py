@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from oasr_backend.cache import StreamSlotPool
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
-from oasr_backend.decoders.base import Finish, IntArray
+from oasr_backend.decoders.arrays import IntArray
+from oasr_backend.decoders.base import Finish
 from oasr_backend.decoders.group import DecoderGroup
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.models.base import EncoderCaches
@@ -98,7 +98,7 @@ class StatePart:
         self._states.close(slot)
 
     def check_integrity(self, slots: Collection[int]) -> None:
-        self._states.check_integrity(slots)
+        """The rows are on the device alone, so that there is nothing to disagree with."""
 
 
 class SearchPart:
@@ -134,18 +134,16 @@ class StreamStore:
 
     def __init__(
         self,
-        *,
-        capacity: int,
-        chunk_frames: int,
-        device: torch.device,
         kv: KvStore | None,
         states: SlotStates,
         decoders: DecoderGroup,
+        *,
+        chunk_frames: int,
         further: Sequence[StreamPart] = (),
     ) -> None:
         self.kv, self.states, self.decoders = kv, states, decoders
-        self.device = device
-        self.slots = StreamSlotPool(capacity)
+        self.device = states.device
+        self.slots = StreamSlotPool(states.num_slots)
         attention = [] if kv is None else [KvPart(kv)]
         self._parts: list[StreamPart] = [
             *attention, StatePart(states), SearchPart(decoders), *further,

@@ -7,30 +7,30 @@ import threading
 from typing import Any
 
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.streaming.turns import Turn
+from oasr_backend.streaming.requests import Pending
 from oasr_backend.triton_backend.io import answer_now
 
 logger = logging.getLogger(__name__)
 
 
 class Backlog:
-    """Steps and answers, on its own thread, the turns that outlast the `execute` they came in."""
+    """Steps and answers, on its own thread, requests that outlast the `execute` they came in."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._open: list[tuple[Turn, Any]] = []
+        self._open: list[tuple[Pending, Any]] = []
         self._wakeup = threading.Condition()
         self._is_stopped = False
         self._thread = threading.Thread(target=self._run, name="oasr-backlog", daemon=True)
         self._thread.start()
 
-    def add(self, turn: Turn, sender: Any) -> None:
+    def add(self, pending: Pending, sender: Any) -> None:
         with self._wakeup:
-            self._open.append((turn, sender))
+            self._open.append((pending, sender))
             self._wakeup.notify()
 
     def stop(self) -> None:
-        """Returns once every turn is answered; close the engine first, so that each of them is."""
+        """Returns once every request is answered; close the engine first, so that each one is."""
         with self._wakeup:
             self._is_stopped = True
             self._wakeup.notify()
@@ -46,12 +46,12 @@ class Backlog:
         with self._wakeup:
             done = [entry for entry in self._open if entry[0].is_done]
             self._open = [entry for entry in self._open if not entry[0].is_done]
-        for turn, sender in done:
+        for pending, sender in done:
             try:
-                answer_now(sender, turn.result, wants_text=turn.request.wants_text)
+                answer_now(sender, pending.result, wants_text=pending.request.wants_text)
             except Exception as error:
                 logger.error(
-                    "event=answer_failed stream=%r", turn.request.stream_id, exc_info=error
+                    "event=answer_failed stream=%r", pending.request.stream_id, exc_info=error
                 )
 
     def _wait(self) -> bool:

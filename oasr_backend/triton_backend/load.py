@@ -18,6 +18,7 @@ import torch
 
 from oasr_backend.config import ServingConfig, merged_parameters
 from oasr_backend.errors import ConfigError, OasrError
+from oasr_backend.streaming import assemble
 from oasr_backend.streaming.engine import Engine
 
 
@@ -40,7 +41,7 @@ def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     device = device_of(config.model.device, args, num_gpus=num_gpus)
     check_gpu(device, config.model.device, num_gpus=num_gpus)
     checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
-    engine = Engine.load(checkpoint_dir, config, device=device)
+    engine = assemble.load_engine(checkpoint_dir, config, device=device)
     _check_sequence_batching(json.loads(args["model_config"]), engine.config)
     return engine
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from oasr_backend.metrics import Reading, heartbeat
-from oasr_backend.streaming.turns import Turn
+from oasr_backend.streaming.requests import Pending
 from oasr_backend.triton_backend.backlog import Backlog
 from oasr_backend.triton_backend.io import (
     WARMUP_IDS,
@@ -63,7 +63,7 @@ class StreamingService:
         config = read_config(args)
         log_to_stderr(config.server.log_level)
         self._engine = load_engine(args, config)
-        self._defaults = self._engine.config.defaults
+        self._defaults = self._engine.parts.admission.defaults
         self._backlog = Backlog(self._engine)
         self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
@@ -79,7 +79,7 @@ class StreamingService:
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
             config.model.resolve_checkpoint(Path(args["model_repository"])),
-            self._engine.caches.config.device,
+            self._engine.store.device,
             self._engine.config.step.max_streams,
         )
 
@@ -95,12 +95,12 @@ class StreamingService:
         return self._execute(requests, chunks)
 
     def _execute(self, requests: Sequence[Any], chunks: Sequence[AudioChunk]) -> list[Any]:
-        turns = self._engine.submit(chunks)
-        early = self._answer_refusals(requests, turns)
-        self._step_for(turns)
+        batch = self._engine.submit(chunks)
+        early = self._answer_refusals(requests, batch)
+        self._step_for(batch)
         return [
-            None if index in early else self._respond(request, turn)
-            for index, (request, turn) in enumerate(zip(requests, turns, strict=True))
+            None if index in early else self._respond(request, pending)
+            for index, (request, pending) in enumerate(zip(requests, batch, strict=True))
         ]
 
     def _execute_beside_warmups(
@@ -113,10 +113,10 @@ class StreamingService:
             answers[index] = answer
         return answers
 
-    def _step_for(self, turns: Sequence[Turn]) -> None:
-        """Steps until the turns are done or have taken what one `execute` may."""
+    def _step_for(self, batch: Sequence[Pending]) -> None:
+        """Steps until the requests are done or have taken what one `execute` may."""
         deadline_s, num_steps = time.monotonic() + _EXECUTE_BUDGET_S, 0
-        while not all(turn.is_done for turn in turns):
+        while not all(pending.is_done for pending in batch):
             if num_steps >= _EXECUTE_STEPS and time.monotonic() > deadline_s:
                 break
             self._engine.step()
@@ -137,19 +137,19 @@ class StreamingService:
         beat = heartbeat(self._engine.step_age_s, is_unloaded=self._is_unloaded)
         return [beat, *self._engine.readings()]
 
-    def _answer_refusals(self, requests: Sequence[Any], turns: Sequence[Turn]) -> set[int]:
+    def _answer_refusals(self, requests: Sequence[Any], batch: Sequence[Pending]) -> set[int]:
         """Sends what needs no step, where others in the list do: a refusal comes at once."""
-        if all(turn.is_done for turn in turns):
+        if all(pending.is_done for pending in batch):
             return set()
-        early = {index for index, turn in enumerate(turns) if _is_refused(turn)}
+        early = {index for index, pending in enumerate(batch) if _is_refused(pending)}
         for index in early:
-            answer_now(requests[index].get_response_sender(), turns[index].result)
+            answer_now(requests[index].get_response_sender(), batch[index].result)
         return early
 
-    def _respond(self, request: Any, turn: Turn) -> Any:
-        if turn.result is not None:
-            return write_response(turn.result, wants_text=turn.request.wants_text)
-        self._backlog.add(turn, request.get_response_sender())
+    def _respond(self, request: Any, pending: Pending) -> Any:
+        if pending.result is not None:
+            return write_response(pending.result, wants_text=pending.request.wants_text)
+        self._backlog.add(pending, request.get_response_sender())
         return None
 
 
@@ -160,5 +160,5 @@ def _quiet_garbage_collection() -> None:
     gc.set_threshold(10_000, 20, 20)
 
 
-def _is_refused(turn: Turn) -> bool:
-    return turn.result is not None and turn.result.error is not None
+def _is_refused(pending: Pending) -> bool:
+    return pending.result is not None and pending.result.error is not None

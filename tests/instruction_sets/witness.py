@@ -16,7 +16,7 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import StreamOptions
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, read_clips
 from tests.result_schema import check_document
@@ -38,7 +38,7 @@ def make_libraries_speak() -> None:
 
 def documents() -> list[dict[str, Any]]:
     """The RESULT of some clips, each alone and then all of them together."""
-    engine = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    engine = load_engine(DEMO_DIR, ServingConfig(), device="cpu")
     clips = [
         soundfile.read(clip.path, dtype="float32")[0]
         for clip in read_clips(DEMO_DIR / "testset")[:NUM_CLIPS]

@@ -14,6 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
@@ -68,7 +69,7 @@ def _asker(live_server: LiveServer, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 def in_process(engine: Engine, samples: Pcm16, **parameters: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
@@ -26,7 +27,7 @@ PIECE = 8000
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="disputed")
