@@ -37,9 +37,9 @@ class PreparedRunner:
     runs_ahead = False
 
     def __init__(self, engine: Engine) -> None:
-        config, model = engine.config, engine.model
+        config, model = engine.config, engine.parts.model
         head = cast(CtcHead, model.heads["ctc"])
-        window_shape = (config.step.max_step_streams, engine.geometry.window_samples)
+        window_shape = (config.step.max_step_streams, engine.parts.geometry.window_samples)
         self._staging: Staging = {
             dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
         }

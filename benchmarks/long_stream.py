@@ -122,7 +122,7 @@ class LongStream:
     def _has_rebased(self) -> bool:
         (stream,) = self._engine.streams
         before = self._position
-        (self._position,) = self._engine.caches.attention.position_offsets([stream.slot])
+        (self._position,) = self._engine.store.kv.position_offsets(np.array([stream.slot]))
         return self._position < before
 
 

@@ -154,7 +154,7 @@ def fault_at(
         if error is not None:
             raise error
 
-    handle = engine.model.get_submodule(PARTS[part]).register_forward_pre_hook(hook)
+    handle = engine.parts.model.get_submodule(PARTS[part]).register_forward_pre_hook(hook)
     try:
         yield
     finally:

@@ -116,7 +116,7 @@ def test_positions_stay_in_the_table_and_blocks_are_constant_for_a_minute() -> N
         assert result.error is None
         held.append(pool.num_blocks - pool.num_free_blocks)
         (stream,) = engine.streams
-        (position,) = engine.caches.attention.position_offsets([stream.slot])
+        (position,) = engine.store.kv.position_offsets(np.array([stream.slot]))
         assert position <= 100
     assert set(held[10:]) == {4}
-    assert np.isfinite(engine.caches.states.buffer_of("conv").numpy()).all()
+    assert np.isfinite(engine.store.states.buffer_of("conv").numpy()).all()

@@ -88,7 +88,7 @@ class Recorded:
 
     def __init__(self, engine: Engine, clip: Clip, **parameters: Any) -> None:
         scores: list[torch.Tensor] = []
-        handle = engine.model.get_submodule("heads.ctc").register_forward_hook(
+        handle = engine.parts.model.get_submodule("heads.ctc").register_forward_hook(
             lambda _module, _inputs, logits_BTV: scores.append(logits_BTV[0].clone())
         )
         samples_S = soundfile.read(clip.path, dtype="float32")[0]

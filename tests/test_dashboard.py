@@ -20,8 +20,8 @@ def shown() -> set[str]:
 
 def published() -> set[str]:
     engine = golden_engine()
-    engine.metrics.rejected["SomeError"] += 1
-    engine.metrics.finished["end"] += 1
+    engine.parts.metrics.rejected["SomeError"] += 1
+    engine.parts.metrics.finished["end"] += 1
     return {sample.name for sample in [heartbeat(), *engine.readings()]}
 
 

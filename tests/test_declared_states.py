@@ -100,7 +100,7 @@ def test_a_step_that_runs_out_of_memory_late_is_heard_once() -> None:
     audio = [noise(seed, seconds=2.5) for seed in range(3)]
     expected = [whole_text(samples_S) for samples_S in audio]
     engine = recurrent_engine()
-    ctc, failures = engine.model.heads["ctc"], iter([True, False, True])
+    ctc, failures = engine.parts.model.heads["ctc"], iter([True, False, True])
 
     def out_of_memory_at_times(_module: nn.Module, _args: object) -> None:
         if next(failures, False):

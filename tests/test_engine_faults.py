@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oasr_backend.streaming.engine as engine_module
+import oasr_backend.streaming.step as step_module
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.streams import Stream
@@ -104,14 +105,14 @@ def test_a_stream_that_cannot_be_freed_costs_its_rows_and_nobody_an_answer(
     is_ended: bool, num_failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    free, num_calls = engine.store.decoders.free_stream, itertools.count()
+    close, num_calls = engine.store.decoders.close, itertools.count()
 
-    def failing_free(generation: int) -> None:
-        free(generation)
+    def failing_close(slot: int) -> None:
+        close(slot)
         if next(num_calls) < num_failures:
             raise RuntimeError("no such row")
 
-    monkeypatch.setattr(engine.store.decoders, "free_stream", failing_free)
+    monkeypatch.setattr(engine.store.decoders, "close", failing_close)
     audio = [noise(seed)[:WINDOW_SAMPLES] for seed in range(4)]
     if not is_ended:
         audio[0] = marked(audio[0])
@@ -135,14 +136,14 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    conclude, num_calls = engine._conclude, itertools.count()
+    conclude, num_calls = engine.stepper.conclude, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise RuntimeError("a fault of the engine")
         conclude(streams)
 
-    monkeypatch.setattr(engine, "_conclude", failing_first)
+    monkeypatch.setattr(engine.stepper, "conclude", failing_first)
     turns = engine.submit(
         [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(4)]
     )
@@ -160,15 +161,15 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
 #: Parts of a step that no guard for single streams surrounds: whose attribute, and its name.
 STEP_PARTS: tuple[tuple[Callable[[Engine], Any], str], ...] = (
     (lambda _engine: engine_module, "next_batch"),
-    (lambda _engine: engine_module, "split_step"),
+    (lambda _engine: step_module, "split_step"),
     (lambda _engine: engine_module, "on_device"),
-    (lambda engine: engine, "_without_full"),
-    (lambda engine: engine, "_launch"),
-    (lambda engine: engine, "_land"),
-    (lambda engine: engine, "_conclude"),
-    (lambda engine: engine._turns, "stepped"),
-    (lambda engine: engine._turns, "pop"),
-    (lambda engine: engine.metrics, "step_done"),
+    (lambda engine: engine.stepper, "without_full"),
+    (lambda engine: engine.stepper, "_launch"),
+    (lambda engine: engine.stepper, "_land"),
+    (lambda engine: engine.stepper, "conclude"),
+    (lambda engine: engine._queues, "stepped"),
+    (lambda engine: engine._queues, "pop"),
+    (lambda engine: engine.parts.metrics, "step_done"),
 )
 
 
@@ -215,14 +216,14 @@ def test_a_step_that_can_never_run_answers_everybody(monkeypatch: pytest.MonkeyP
 
 def test_streams_beyond_the_width_of_a_failed_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = golden_engine(max_step_streams=2)
-    step, num_calls = engine._step, itertools.count()
+    step, num_calls = engine.stepper.run, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise ZeroDivisionError("of the step itself")
         step(streams)
 
-    monkeypatch.setattr(engine, "_step", failing_first)
+    monkeypatch.setattr(engine.stepper, "run", failing_first)
     results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
     for result in results[:2]:
         error_of(result, "of the step itself", "send START")
@@ -414,7 +415,7 @@ def test_a_neighbour_at_its_ceiling_disturbs_nobody() -> None:
     )
     assert long.error is None
     assert result.text == text_alone(short, num_left_chunks=-1)
-    assert +engine.metrics.finished == {"end": 1, "length": 1}
+    assert +engine.parts.metrics.finished == {"end": 1, "length": 1}
 
 
 @pytest.mark.parametrize("num_left_chunks", [0, 1, 4])
@@ -436,4 +437,4 @@ def test_hundreds_of_short_streams_leave_every_block_free() -> None:
     for round_number in range(50):
         ask(engine, *(chunk(f"{round_number}-{i}", noise(i)[:12000], flags="SE") for i in range(8)))
     assert_all_is_free(engine)
-    assert engine.metrics.streams_opened == 400
+    assert engine.parts.metrics.streams_opened == 400

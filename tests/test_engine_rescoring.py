@@ -102,7 +102,7 @@ def failing_decoder(engine: Engine, error: Exception) -> Iterator[None]:
 def encoder_output(engine: Engine, samples_S: Samples) -> Tensor:
     """(T, D) frames of one stream, as they go into the CTC head."""
     heard: list[Tensor] = []
-    hook = engine.model.heads["ctc"].register_forward_pre_hook(
+    hook = engine.parts.model.heads["ctc"].register_forward_pre_hook(
         lambda _, inputs: heard.append(inputs[0][0].clone())
     )
     document = told(engine, samples_S, **BEAM)
@@ -261,7 +261,7 @@ def test_frames_come_back_however_a_stream_ends(new_engine: NewEngine, way: str)
         clock.now_s += 1000
         engine.close_idle()
     elif way == "failed":
-        hook = engine.model.heads["ctc"].register_forward_pre_hook(lambda *_: 1 / 0)
+        hook = engine.parts.model.heads["ctc"].register_forward_pre_hook(lambda *_: 1 / 0)
         assert ask_one(engine, "a", CLIPS[0]).error is not None
         hook.remove()
     else:

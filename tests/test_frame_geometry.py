@@ -69,7 +69,7 @@ def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[st
     def keep(_module: torch.nn.Module, _inputs: Any, logits_BTV: torch.Tensor) -> None:
         outputs.append(logits_BTV[0].float().log_softmax(-1).numpy())
 
-    handle = engine.model.heads["ctc"].register_forward_hook(keep)
+    handle = engine.parts.model.heads["ctc"].register_forward_hook(keep)
     document: dict[str, Any] = {}
     for start in range(0, samples_S.size, 3000):
         is_last = start + 3000 >= samples_S.size
@@ -107,7 +107,7 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     edit_features(directory, sample_rate=rate, **options)
     engine = load_engine(directory, ServingConfig(), device="cpu")
     shift_s = int(rate * options["frame_shift"] / 1000) / rate
-    assert engine.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
+    assert engine.parts.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
     options = StreamOptions(word_times=True, sample_rate=CLIENT_RATE_HZ)
     samples_S = noise(3, seconds=6.0)
     chunk = AudioChunk("a", samples_S, is_first=True, is_last=True, options=options)
@@ -117,9 +117,9 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     # Tokens of the padding share the end of the audio, and those close before them make room.
     starts_s = starts_s[starts_s < 2.0]
     assert starts_s.size
-    frames = (starts_s / engine.geometry.encoder_frame_s).round()
+    frames = (starts_s / engine.parts.geometry.encoder_frame_s).round()
     # Times are rounded to a thousandth.
-    assert np.abs(frames * engine.geometry.encoder_frame_s - starts_s).max() <= 0.00051
+    assert np.abs(frames * engine.parts.geometry.encoder_frame_s - starts_s).max() <= 0.00051
 
 
 def test_the_longest_frame_lasts_a_second(directory: Path) -> None:

@@ -220,5 +220,5 @@ def test_many_streams_with_phrases_come_and_go_and_leave_nothing() -> None:
                   parameters={**BEAM, "hotwords": phrases[(i + round_number) % 6]})
             for i in range(8)
         ))  # fmt: skip
-    assert +engine.metrics.finished == {"end": 96}
+    assert +engine.parts.metrics.finished == {"end": 96}
     assert_all_is_free(engine)

@@ -97,7 +97,7 @@ def test_every_open_stream_ends_in_exactly_one_count() -> None:
     ask_one(engine, "idle", flags="S")
     clock.now_s += 1000
     engine.close_idle()
-    metrics = engine.metrics
+    metrics = engine.parts.metrics
     ended = sum(metrics.finished.values()) + metrics.streams_reaped
     assert ended == metrics.streams_opened == 7
     assert metrics.finished["failed"] == 1
@@ -112,8 +112,8 @@ def test_a_stream_at_its_ceiling_is_counted_once_as_too_long() -> None:
     ask_one(engine, "replaced", flags="SE")
     clock.now_s += 1000
     engine.close_idle()
-    assert +engine.metrics.finished == {"length": 3, "end": 1}
-    assert engine.metrics.streams_reaped == 0
+    assert +engine.parts.metrics.finished == {"length": 3, "end": 1}
+    assert engine.parts.metrics.streams_reaped == 0
 
 
 def test_the_widths_of_steps_are_observed() -> None:

@@ -121,7 +121,7 @@ def test_a_text_that_is_put_together_piece_by_piece_is_the_text_of_all_tokens(
     (stream,) = engine.streams
     for seed in range(15):
         result = ask_one(engine, "a", noise(seed, seconds=1.3))
-        (whole,) = engine.caches.hypotheses([stream.slot])
+        (whole,) = engine.store.decoders.best([stream.slot])
         tokenizer = engine.parts.results._tokenizer
         assert result.text == tokenizer.decode(whole.tokens)
     assert stream.settled.num_tokens > 0.5 * len(whole.tokens)

@@ -79,7 +79,7 @@ def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) ->
     directory = write_checkpoint(tmp_path / "checkpoint")
     tested = load_engine(directory, ServingConfig(), device="cpu")
     assert_all_is_free(tested)
-    assert tested.caches.ctc.kinds == []
+    assert tested.store.decoders.kinds == []
     once = answer(tested, **parameters)
     for _ in range(3):
         tested.test_itself()

@@ -122,7 +122,7 @@ class EncoderRunner:
         if width is not None:
             return self._replay(batch, width)
         try:
-            return self._forward_eagerly(batch)
+            return self.forward_eagerly(batch)
         except torch.OutOfMemoryError:
             if batch.width == 1:
                 raise
@@ -151,7 +151,8 @@ class EncoderRunner:
         output = self._graphs.replay(block.windows[batch.windows.dtype][:width], rows_3W)
         return output.first(batch.width)
 
-    def _forward_eagerly(self, batch: StepBatch) -> ModelOutput:
+    def forward_eagerly(self, batch: StepBatch) -> ModelOutput:
+        """`forward` without a graph, all rows at once. Call it in inference mode."""
         windows = torch.from_numpy(batch.windows).to(self._store.device, non_blocking=True)
         if windows.dtype == torch.int16:
             windows = windows * float(PCM16_SCALE)

@@ -53,7 +53,7 @@ class Stepper:
         self._store, self._geometry = parts.store, parts.geometry
         self._metrics = parts.metrics
         self._lock = lock
-        self._conclude = conclude
+        self.conclude = conclude
         self._slow_step_s = parts.config.step.debug_slow_step_ms / 1000
         self._landed_s = 0.0
         self._begin_s: float | None = None
@@ -94,7 +94,7 @@ class Stepper:
         for stream in full:
             stream.finish_reason = "length"
             stream.audio.discard()
-        self._conclude(full)
+        self.conclude(full)
         return [stream for stream in streams if stream.has_ready_window]
 
     @contextmanager
@@ -186,4 +186,4 @@ class Stepper:
             len(launched.streams), landed_s - max(launched.begin_s, self._landed_s)
         )
         self._landed_s = landed_s
-        self._conclude([stream for stream in launched.streams if not stream.num_in_flight])
+        self.conclude([stream for stream in launched.streams if not stream.num_in_flight])

@@ -59,8 +59,8 @@ def _reach_widths(engine: Engine, num_widths: int) -> None:
     The libraries below PyTorch keep what they prepare for a width: memory that is no leak.
     """
     ids = [f"width {number}" for number in range(1, num_widths + 1)]
-    silence_S = np.zeros(engine.geometry.window_samples, np.float32)
-    stride_S = silence_S[: engine.geometry.stride_samples]
+    silence_S = np.zeros(engine.parts.geometry.window_samples, np.float32)
+    stride_S = silence_S[: engine.parts.geometry.stride_samples]
     _speak(engine, ids, silence_S, is_first=True)
     for width in [num_widths] * _HISTORY_STEPS + list(range(1, num_widths + 1)):
         _speak(engine, ids[:width], stride_S)
