@@ -19,8 +19,10 @@ from rich.console import Console
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import DEMO_DIRECTORY, read_audio
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import ParameterValue, StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.types import AudioChunk, ParameterValue
+from oasr_backend.types import AudioChunk
 
 Parameters = Mapping[str, ParameterValue]
 GREEDY: Parameters = {"decoder": "greedy"}
@@ -76,9 +78,10 @@ def transcribe(
     """The final text of each recording; all streams share the steps. Raises a stream's error."""
     results = engine.process([
         AudioChunk(
-            index, read_audio(one.audio), is_first=True, is_last=True, parameters=options
+            index, read_audio(one.audio), is_first=True, is_last=True,
+            options=StreamOptions.from_parameters(asked, engine.config.defaults),
         )
-        for index, (one, options) in enumerate(zip(references, parameters, strict=True))
+        for index, (one, asked) in enumerate(zip(references, parameters, strict=True))
     ])  # fmt: skip
     engine.check_integrity()
     for result in results:
@@ -91,8 +94,8 @@ class Contest:
     """One engine and its recordings; each method measures one thing about their texts."""
 
     def __init__(self, references: Sequence[Reference], *, device: str, dtype: str) -> None:
-        config = ServingConfig(dtype=dtype)
-        self._engine = Engine.load(DEMO_DIRECTORY, config, device=device)
+        config = ServingConfig.of(dtype=dtype)
+        self._engine = load_engine(DEMO_DIRECTORY, config, device=device)
         self._references = references
 
     def texts(self, parameters: Parameters) -> list[str]:

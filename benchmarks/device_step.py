@@ -19,42 +19,53 @@ from benchmarks.random_checkpoint import write_random_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32
 from oasr_backend.kernels import best_tokens
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.store import StepRows
 
 REPEATS = 30
 
 
 def build_engine(width: int, dtype: str, device: str) -> Engine:
     directory = write_random_checkpoint(Path(tempfile.mkdtemp()))
-    config = ServingConfig(dtype=dtype, max_streams=width, max_step_streams=width)
-    return Engine.load(directory, config, device=device)
+    config = ServingConfig.of(dtype=dtype, max_streams=width, max_step_streams=width)
+    return load_engine(directory, config, device=device)
 
 
 class StepBench:
     """Drives the runner at one width with as many open streams, all with full history."""
 
     def __init__(self, engine: Engine, width: int) -> None:
-        self._engine = engine
-        self.runner = engine._runner
-        self.generations = tuple(range(10_000, 10_000 + width))
-        self._contexts = [engine.caches.open(generation) for generation in self.generations]
+        self.runner = engine.parts.runner
+        self._store = engine.store
+        options = engine.parts.admission.defaults
+        self._slots = [self._store.open(options) for _ in range(width)]
         generator = np.random.default_rng(0)
         rows = self.runner.next_staging()[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
-        self.batch = StepBatch(self.generations, rows, (engine.config.chunk_size,) * width)
+        num_frames_B = np.full(width, engine.config.cache.chunk_size)
+        self.batch = StepBatch(StepRows(np.array(self._slots), num_frames_B), rows)
 
     def close(self) -> None:
-        for context in self._contexts:
-            context.free()
+        for slot in self._slots:
+            self._store.close(slot)
+
+    def prepare(self) -> None:
+        """Makes room for a chunk of every stream."""
+        self._store.prepare(self.batch.rows.slots_B)
+
+    @property
+    def conv(self) -> torch.Tensor:
+        """The convolution's context of all slots."""
+        return self._store.states.buffer_of("conv")
 
     def advance(self) -> torch.Tensor:
         """A whole step with its bookkeeping."""
-        caches, chunk = self._engine.caches, self._engine.config.chunk_size
-        caches.prepare(self.generations)
+        self.prepare()
         output = self.runner.forward(self.batch)
-        caches.commit(self.generations, (chunk,) * len(self.generations), output)()
-        return output.logits_BTV
+        self._store.commit(self.batch.rows, output)()
+        return output.heads["ctc"]
 
     def device_ms(self) -> float:
         """Median device time of copy in, step, greedy and copy out, by events."""
@@ -63,7 +74,7 @@ class StepBench:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
             begin.record()
-            best_tokens(self.runner.forward(self.batch).logits_BTV).cpu()
+            best_tokens(self.runner.forward(self.batch).heads["ctc"]).cpu()
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -83,13 +94,14 @@ class StepBench:
 
 
 def replay_equals_eager(bench: StepBench) -> bool:
-    bench._engine.caches.prepare(bench.generations)
-    conv = bench._engine.caches.conv.buffer.clone()
-    replayed = bench.runner.forward(bench.batch).logits_BTV.clone()
-    bench._engine.caches.conv.buffer.copy_(conv)
+    bench.prepare()
+    buffer = bench.conv
+    conv = buffer.clone()
+    replayed = bench.runner.forward(bench.batch).heads["ctc"].clone()
+    buffer.copy_(conv)
     with torch.inference_mode():
-        eager = bench.runner._forward_eagerly(bench.batch).logits_BTV
-    bench._engine.caches.conv.buffer.copy_(conv)
+        eager = bench.runner.forward_eagerly(bench.batch).heads["ctc"]
+    buffer.copy_(conv)
     return torch.equal(replayed, eager)
 
 

@@ -100,8 +100,8 @@ class ClosedLoop:
 def load_engine(options: Options, *, num_streams: int) -> Engine:
     """The demo model with the shipped settings and room for `num_streams`."""
     torch.set_num_threads(options.num_threads)
-    config = ServingConfig(max_streams=num_streams)
-    return Engine.load(DEMO_DIRECTORY, config, device=options.device)
+    config = ServingConfig.of(max_streams=num_streams)
+    return load_engine(DEMO_DIRECTORY, config, device=options.device)
 
 
 def audio_rate(times_s: FloatArray, num_streams: int) -> float:
@@ -160,11 +160,11 @@ def _configuration(options: Options, engine: Engine) -> dict[str, object]:
         "checkpoint": DEMO_DIRECTORY.name,
         "device": options.device,
         "threads": options.num_threads,
-        "dtype": config.dtype,
-        "decoder": config.decoder,
+        "dtype": config.model.dtype,
+        "decoder": config.defaults.decoder or "the checkpoint's first",
         "chunk_s": CHUNK_S,
-        "chunk_size": config.chunk_size,
-        "num_left_chunks": config.num_left_chunks,
-        "max_step_streams": config.max_step_streams,
+        "chunk_size": config.cache.chunk_size,
+        "num_left_chunks": config.cache.num_left_chunks,
+        "max_step_streams": config.step.max_step_streams,
         "chunks_per_utterance": CHUNKS_PER_UTTERANCE,
     }

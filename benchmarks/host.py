@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,7 +21,8 @@ from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32, PCM16
-from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.models import CtcHead, ModelOutput
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
 
@@ -35,18 +37,19 @@ class PreparedRunner:
     runs_ahead = False
 
     def __init__(self, engine: Engine) -> None:
-        config, model = engine.config, engine.model
-        window_shape = (config.max_step_streams, engine.geometry.window_samples)
+        config, model = engine.config, engine.parts.model
+        head = cast(CtcHead, model.heads["ctc"])
+        window_shape = (config.step.max_step_streams, engine.parts.geometry.window_samples)
         self._staging: Staging = {
             dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
         }
-        shape = (config.max_step_streams, config.chunk_size, model.vocab_size)
+        shape = (config.step.max_step_streams, config.cache.chunk_size, head.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)
         silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
-        logits_BTV[..., model.blank_id] += 20.0 * silent_BT
+        logits_BTV[..., head.blank_id] += 20.0 * silent_BT
         encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
-        self._output = ModelOutput(encoded_BTD, logits_BTV)
+        self._output = ModelOutput(encoded_BTD, {"ctc": logits_BTV})
 
     def next_staging(self) -> Staging:
         return self._staging
@@ -57,17 +60,17 @@ class PreparedRunner:
 
 def _tiny_engine(*, num_streams: int) -> Engine:
     size = Size(num_layers=1, model_dim=16, num_heads=1, feed_forward_dim=16, vocab_size=64)
-    config = ServingConfig(max_streams=num_streams, max_step_streams=num_streams)
+    config = ServingConfig.of(max_streams=num_streams, max_step_streams=num_streams)
     with tempfile.TemporaryDirectory() as folder:
         directory = write_random_checkpoint(Path(folder), size)
-        return Engine.load(directory, config, device="cpu")
+        return load_engine(directory, config, device="cpu")
 
 
 def run(options: Options) -> Report:
     counts = STREAM_COUNTS[:2] if options.quick else STREAM_COUNTS
     torch.set_num_threads(1)
     engine = _tiny_engine(num_streams=max(counts))
-    engine._runner = PreparedRunner(engine)  # type: ignore[assignment]
+    engine.parts.runner = PreparedRunner(engine)  # type: ignore[assignment]
     audio = utterances(quick=options.quick)
     seconds, warm_up = measuring_time(options)
     figures = []
@@ -78,7 +81,7 @@ def run(options: Options) -> Report:
         engine.close()
     configuration = {
         "chunk_s": CHUNK_S,
-        "max_step_streams": engine.config.max_step_streams,
+        "max_step_streams": engine.config.step.max_step_streams,
         "spoken_share": _SPOKEN_SHARE,
     }
     return Report("host", configuration, figures)

@@ -24,7 +24,8 @@ from rich.console import Console
 
 from benchmarks.report import RESULTS_DIRECTORY, Figure, Report
 from benchmarks.workload import CHUNK_SAMPLES, DEMO_DIRECTORY, SAMPLE_RATE, FloatArray, read_audio
-from oasr_backend.config import ServingConfig
+from oasr_backend.config import CacheSettings, ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -115,19 +116,19 @@ class LongStream:
         self._text = result.text
 
     def _blocks_in_use(self) -> int:
-        pool = self._engine.caches.pool
+        pool = self._engine.store.kv.pool
         return pool.num_blocks - pool.num_free_blocks
 
     def _has_rebased(self) -> bool:
         (stream,) = self._engine.streams
         before = self._position
-        (self._position,) = self._engine.caches.attention.position_offsets([stream.generation])
+        (self._position,) = self._engine.store.kv.position_offsets(np.array([stream.slot]))
         return self._position < before
 
 
 def play(config: ServingConfig, *, lap_s: float, num_laps: int) -> list[LapResult]:
     """Plays one stream of the demo model on the CPU."""
-    engine = Engine.load(DEMO_DIRECTORY, config, device="cpu")
+    engine = load_engine(DEMO_DIRECTORY, config, device="cpu")
     stream = LongStream(engine, make_lap(lap_s))
     laps = [stream.play_lap() for _ in range(num_laps)]
     engine.check_integrity()
@@ -159,9 +160,9 @@ def run(hours: float, *, lap_s: float, config: ServingConfig) -> tuple[Report, l
         "hours": hours,
         "lap_s": lap_s,
         "threads": torch.get_num_threads(),
-        "chunk_size": config.chunk_size,
-        "num_left_chunks": config.num_left_chunks,
-        "position_limit_frames": config.position_limit_frames,
+        "chunk_size": config.cache.chunk_size,
+        "num_left_chunks": config.cache.num_left_chunks,
+        "position_limit_frames": config.cache.position_limit_frames,
     }
     return Report("long_stream", configuration, _figures(laps)), complaints(laps)
 
@@ -186,11 +187,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.long_stream", description=__doc__)
     parser.add_argument("--hours", type=float, default=2.0)
     parser.add_argument("--lap-minutes", type=float, default=10.0)
-    parser.add_argument("--position-limit", type=int, default=ServingConfig.position_limit_frames)
+    parser.add_argument("--position-limit", type=int, default=CacheSettings.position_limit_frames)
     parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    config = ServingConfig(max_streams=1, position_limit_frames=chosen.position_limit)
+    config = ServingConfig.of(max_streams=1, position_limit_frames=chosen.position_limit)
     report, found = run(chosen.hours, lap_s=chosen.lap_minutes * 60, config=config)
     console = Console()
     report.show(console)

@@ -15,8 +15,10 @@ from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
 from benchmarks.report import Figure, Report, alternating_ms, run_alone
 from benchmarks.workload import DEMO_DIRECTORY, Utterance, utterances
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import ParameterValue, StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.types import AudioChunk, ParameterValue
+from oasr_backend.types import AudioChunk
 
 STREAMS = 32
 #: Prefix beam 10 may cost at most this many times what greedy costs, end to end.
@@ -42,12 +44,12 @@ class OptionLoop(ClosedLoop):
         parameters: Mapping[str, ParameterValue],
     ) -> None:
         super().__init__(engine, audio, STREAMS)
-        self._parameters = parameters
+        self._options = StreamOptions.from_parameters(parameters) if parameters else None
 
     def _next_chunk(self, index: int, slot: object) -> AudioChunk:
         chunk = super()._next_chunk(index, slot)  # type: ignore[arg-type]
-        parameters = self._parameters if chunk.is_first else {}
-        return chunk._replace(parameters=parameters, wants_result=bool(self._parameters))
+        options = self._options if chunk.is_first else None
+        return chunk._replace(options=options, wants_result=self._options is not None)
 
 
 def measure(repeats: int) -> Report:
@@ -80,7 +82,7 @@ def _share(name: str, times_ms: Mapping[str, Sequence[float]]) -> Figure:
 
 
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIRECTORY, ServingConfig(max_streams=STREAMS), device="cpu")
+    return load_engine(DEMO_DIRECTORY, ServingConfig.of(max_streams=STREAMS), device="cpu")
 
 
 if __name__ == "__main__":

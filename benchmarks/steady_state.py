@@ -47,8 +47,8 @@ def counters() -> dict[str, int]:
 
 
 def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[str], int]:
-    """How often the host waited for the device, by call, and the number of steps."""
-    steps_before = sum(engine.metrics.step_width.counts)
+    """How often the host waited for the device, by call, and in how many steps."""
+    steps_before = sum(engine.parts.metrics.step_width.counts)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
         for _ in range(rounds):
@@ -57,7 +57,7 @@ def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[
     # The profiler waits for the device itself, once, when it stops.
     calls["cudaDeviceSynchronize"] -= 1
     waits = Counter({name: calls[name] for name in WAITS if calls[name]})
-    return waits, sum(engine.metrics.step_width.counts) - steps_before
+    return waits, sum(engine.parts.metrics.step_width.counts) - steps_before
 
 
 def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:

@@ -19,7 +19,7 @@ from benchmarks.report import ROOT
 from benchmarks.workload import DEMO_DIRECTORY
 from oasr_backend.config import ServingConfig
 from oasr_backend.parity import transcribe_file
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import load_engine
 
 PIXELS_PER_S = 260
 _MIDDLE, _HEIGHT, _WORDS_TOP, _AXIS = 70, 60, 150, 205
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("wav", type=Path, nargs="?", default=default)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "word_times.svg")
     arguments = parser.parse_args()
-    engine = Engine.load(DEMO_DIRECTORY, ServingConfig(word_times=True), device="cpu")
+    engine = load_engine(DEMO_DIRECTORY, ServingConfig.of(word_times=True), device="cpu")
     document = transcribe_file(engine, arguments.wav)
     samples_S = soundfile.read(arguments.wav, dtype="float32")[0]
     arguments.output.write_text(picture(samples_S, document), encoding="utf-8")

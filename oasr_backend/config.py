@@ -1,4 +1,7 @@
-"""Server-wide settings: the string parameters of config.pbtxt, checked once, at the edge."""
+"""Server-wide settings: the string parameters of config.pbtxt, checked once, at the edge.
+
+The keys of config.pbtxt are flat; here each stands with those that concern the same part.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,57 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, InvalidRequestError
+from oasr_backend.options import StreamOptions
 
 #: JSON object of parameters that win over config.pbtxt; `oasr-serve --set` writes it.
 OVERRIDES_VARIABLE = "OASR_BACKEND_OVERRIDES"
 #: More threads than cores only wait for each other, and each one takes time to start.
 MAX_THREADS = 512
 DTYPES = ("float32", "bfloat16", "float16")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 #: Triton keeps some keys of `parameters` for its Python backend.
-_TRITON_KEYS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"}
+TRITON_KEYS = frozenset(("FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"))
 
 
 @dataclass(frozen=True)
-class ServingConfig:
-    """One field a parameter. Comments say what a value means; 0 or -1 only where a comment does."""
+class ModelSettings:
+    """Which model is served, and what it runs on."""
 
-    # A WeNet directory; relative paths start at the model's folder in the repository.
+    # A checkpoint's folder; relative paths start at the model's folder in the repository.
     checkpoint_dir: str = "demo_en"
     # auto: the instance's GPU when there is one, else the CPU; cpu, cuda or cuda:N: just that.
     device: str = "auto"
     dtype: str = "float32"
+    # What the model speaks; a stream that asks for another language is refused.
+    language: str = ""
+    # CPU threads of one instance, MAX_THREADS at most; 0: PyTorch's choice.
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        _check_device(self.device)
+        _check_choice("dtype", self.dtype, DTYPES)
+        _check_range("num_threads", self.num_threads, 0, MAX_THREADS)
+
+    def resolve_checkpoint(self, model_dir: Path) -> Path:
+        """`checkpoint_dir` as a path; a relative one starts at the model's folder."""
+        return model_dir / Path(self.checkpoint_dir).expanduser()
+
+
+@dataclass(frozen=True)
+class CacheSettings:
+    """What a stream hears at a time, and what is kept of what it has heard."""
+
     # Encoder frames a step; must be one that the checkpoint was trained with.
     chunk_size: int = 16
     # Past chunks that attention sees; 0: none, -1: all (a stream then has a finite length).
     num_left_chunks: int = 4
     # Encoder frames a block; 0: the chunk size.
     block_size_frames: int = 0
-    # Streams held at once; 0: 256 on a CPU, 2048 on a GPU.
-    max_streams: int = 0
-    # Rows of one encoder step; 0: 64 on a CPU, 1024 on a GPU.
-    max_step_streams: int = 0
-    # On a GPU: replay the whole step as one captured graph.
-    cuda_graphs: bool = True
     # Blocks of the pool; 0: exactly what max_streams can need.
     max_num_blocks: int = 0
     # MiB of K/V pool that a CPU instance may take; a GPU instance measures its free memory.
@@ -52,24 +70,41 @@ class ServingConfig:
     max_blocks_per_seq: int = 512
     # Absolute positions stay below this; the offset is re-based there.
     position_limit_frames: int = 5000
-    # Silence after END, so that the last real frames pass through full windows.
-    tail_padding: bool = True
-    # Defaults for what a stream may ask for at START (stream_options.py says what each one means).
-    sample_rate: int = 16000
-    encoding: str = "pcm"
-    decoder: str = "greedy"
-    beam_size: int = 10
-    nbest: int = 1
-    word_times: bool = False
-    partials: str = "every"
-    hotwords: str = ""
-    hotword_boost: float = 1.0
-    endpoint: bool = False
-    endpoint_silence_s: float = 0.8
-    endpoint_silence_start_s: float = 5.0
-    endpoint_max_s: float = 30.0
-    use_lm: bool = False
-    rescoring: bool = False
+
+    def __post_init__(self) -> None:
+        _check_minimum("num_left_chunks", self.num_left_chunks, -1)
+        for name in ("block_size_frames", "max_num_blocks"):
+            _check_minimum(name, getattr(self, name), 0)
+        for name in (
+            "chunk_size", "cpu_kv_budget_mib", "max_blocks_per_seq", "position_limit_frames",
+        ):  # fmt: skip
+            _check_minimum(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How many streams are held, and how they share a step."""
+
+    # Streams held at once; 0: 256 on a CPU, 2048 on a GPU.
+    max_streams: int = 0
+    # Rows of one encoder step; 0: 64 on a CPU, 1024 on a GPU.
+    max_step_streams: int = 0
+    # On a GPU: replay the whole step as one captured graph.
+    cuda_graphs: bool = True
+    # For tests of overload: every step takes this much longer.
+    debug_slow_step_ms: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_streams", "max_step_streams", "debug_slow_step_ms"):
+            _check_minimum(name, getattr(self, name), 0)
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """What all searches of a server share; what a stream may choose is in `defaults`."""
+
+    # Frames whose blank probability exceeds this are skipped; 1: none.
+    blank_threshold: float = 1.0
     # An n-gram model over units in ARPA format, relative to the checkpoint; empty: none.
     lm_path: str = ""
     # Weight of its log-probs in the prefix beam, and what each unit gains against their cost.
@@ -79,48 +114,34 @@ class ServingConfig:
     rescoring_ctc_weight: float = 0.5
     # Rescoring: seconds of encoder output that are kept; a longer stream keeps the beam's order.
     rescoring_max_s: float = 60.0
-    # What the model speaks; a stream that asks for another language is refused.
-    language: str = ""
-    # Frames whose blank probability exceeds this are skipped; 1: none.
-    blank_threshold: float = 1.0
-    # Seconds without a request after which a stream is freed; must exceed Triton's own limit.
-    stream_idle_timeout_s: float = 90.0
-    # Seconds of silence after which Triton itself has forgotten a sequence; 0: as
-    # stream_idle_timeout_s. The Triton model takes it from config.pbtxt.
-    dead_after_s: float = 0.0
-    # CPU threads of one instance, MAX_THREADS at most; 0: PyTorch's choice.
-    num_threads: int = 0
-    # info: a line for each stream that opens or ends; warning: faults only.
-    log_level: str = "info"
-    # For tests of overload: every step takes this much longer.
-    debug_slow_step_ms: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.type == "float":
-                _check_finite(field.name, getattr(self, field.name))
-        _check_device(self.device)
-        _check_choice("dtype", self.dtype, DTYPES)
-        _check_choice("log_level", self.log_level, ("debug", "info", "warning", "error"))
-        _check_choice("decoder", self.decoder, ("greedy", "prefix_beam"))
-        _check_minimum("num_left_chunks", self.num_left_chunks, -1)
-        for name in (
-            "chunk_size", "beam_size", "cpu_kv_budget_mib", "max_blocks_per_seq",
-            "position_limit_frames",
-        ):  # fmt: skip
-            _check_minimum(name, getattr(self, name), 1)
-        for name in (
-            "block_size_frames", "max_streams", "max_step_streams", "max_num_blocks",
-            "debug_slow_step_ms",
-        ):  # fmt: skip
-            _check_minimum(name, getattr(self, name), 0)
-        _check_range("num_threads", self.num_threads, 0, MAX_THREADS)
+        _check_finite(self)
         if not 0.0 < self.blank_threshold <= 1.0:
             raise ConfigError(
                 f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
             )
         _check_range("rescoring_ctc_weight", self.rescoring_ctc_weight, 0.0, 100.0)
         _check_range("rescoring_max_s", self.rescoring_max_s, 1.0, 3600.0)
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How a server treats its streams, and what it logs of them."""
+
+    # Silence after END, so that the last real frames pass through full windows.
+    tail_padding: bool = True
+    # Seconds without a request after which a stream is freed; must exceed Triton's own limit.
+    stream_idle_timeout_s: float = 90.0
+    # Seconds of silence after which Triton itself has forgotten a sequence; 0: as
+    # stream_idle_timeout_s. The Triton model takes it from config.pbtxt.
+    dead_after_s: float = 0.0
+    # info: a line for each stream that opens or ends; warning: faults only.
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+        _check_choice("log_level", self.log_level, LOG_LEVELS)
         _check_minimum("dead_after_s", self.dead_after_s, 0)
         if self.stream_idle_timeout_s <= 0:
             raise ConfigError(
@@ -128,32 +149,78 @@ class ServingConfig:
                 "seconds beyond Triton's own limit"
             )
 
+
+@dataclass(frozen=True)
+class ServingConfig:
+    """All settings of one model. `of`, `changed` and `from_parameters` take the flat keys.
+
+    0 or -1 stands for something else only where the comment of a setting says so.
+    """
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
+    step: StepSettings = field(default_factory=StepSettings)
+    search: DecodingSettings = field(default_factory=DecodingSettings)
+    server: ServiceSettings = field(default_factory=ServiceSettings)
+    # What a stream gets that asks for nothing.
+    defaults: StreamOptions = field(default_factory=StreamOptions)
+
+    @classmethod
+    def of(cls, **flat: Any) -> ServingConfig:
+        """From typed values by their flat keys. Raises ConfigError naming the key at fault."""
+        return cls().changed(**flat)
+
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> ServingConfig:
         """From name -> string. Raises ConfigError for an unknown name or an ill-typed value."""
-        kinds = {field.name: str(field.type) for field in fields(cls)}
-        values: dict[str, Any] = {}
-        for name, text in parameters.items():
-            if name in _TRITON_KEYS:
-                continue
-            if name not in kinds:
-                raise ConfigError(_unknown(name, kinds))
-            values[name] = _PARSERS[kinds[name]](name, text)
-        return cls(**values)
+        given = {name: text for name, text in parameters.items() if name not in TRITON_KEYS}
+        return cls.of(**{name: _parse(name, text) for name, text in given.items()})
+
+    def changed(self, **flat: Any) -> ServingConfig:
+        """A copy in which the settings of these flat keys have other values.
+
+        Raises ConfigError for an unknown key or a value that cannot be honoured.
+        """
+        by_group: dict[str, dict[str, Any]] = {}
+        for name, value in flat.items():
+            by_group.setdefault(_key(name).group, {})[name] = value
+        try:
+            groups = {
+                group: replace(getattr(self, group), **values) for group, values in by_group.items()
+            }
+        except InvalidRequestError as error:
+            raise ConfigError(f"the defaults of the server's streams: {error}") from error
+        return replace(self, **groups)
 
     def with_defaults(self, *, on_gpu: bool) -> ServingConfig:
         """Every 0 that stands for a derived default replaced by its value."""
-        return replace(
-            self,
-            block_size_frames=self.block_size_frames or self.chunk_size,
-            max_streams=self.max_streams or (2048 if on_gpu else 256),
-            dead_after_s=self.dead_after_s or self.stream_idle_timeout_s,
-            max_step_streams=self.max_step_streams or (1024 if on_gpu else 64),
+        cache, step, server = self.cache, self.step, self.server
+        return self.changed(
+            block_size_frames=cache.block_size_frames or cache.chunk_size,
+            max_streams=step.max_streams or (2048 if on_gpu else 256),
+            max_step_streams=step.max_step_streams or (1024 if on_gpu else 64),
+            dead_after_s=server.dead_after_s or server.stream_idle_timeout_s,
         )
 
-    def resolve_checkpoint(self, model_dir: Path) -> Path:
-        """`checkpoint_dir` as a path; a relative one starts at the model's folder."""
-        return model_dir / Path(self.checkpoint_dir).expanduser()
+
+class Key(NamedTuple):
+    """One flat key: the group that holds it, the name of its type, and its default."""
+
+    group: str
+    kind: str
+    default: Any
+
+
+def unknown_key(name: str, known: Mapping[str, object]) -> str:
+    """What is told of a key that is none of the known ones."""
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    return f"unknown parameter {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(known)}"
+
+
+def _key(name: str) -> Key:
+    if name not in KEYS:
+        raise ConfigError(unknown_key(name, KEYS))
+    return KEYS[name]
 
 
 def merged_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
@@ -172,9 +239,8 @@ def merged_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
     return {**parameters, **{str(name): str(value) for name, value in overrides.items()}}
 
 
-def _unknown(name: str, known: Mapping[str, str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"unknown parameter {name!r}; did you mean {nearest[0]!r}? Known: {', '.join(known)}"
+def _parse(name: str, text: str) -> Any:
+    return _PARSERS[_key(name).kind](name, text)
 
 
 def _parse_bool(name: str, text: str) -> bool:
@@ -190,9 +256,8 @@ def _parse_number(kind: Callable[[str], Any], noun: str) -> Callable[[str, str],
         try:
             return kind(text.strip())
         except ValueError:
-            default = getattr(ServingConfig, name)
             raise ConfigError(
-                f"{name}={text!r} is not {noun}; write one such as {default}"
+                f"{name}={text!r} is not {noun}; write one such as {KEYS[name].default}"
             ) from None
 
     return parse
@@ -223,10 +288,13 @@ def _check_minimum(name: str, value: float, minimum: int) -> None:
         raise ConfigError(f"{name}={value} is below {minimum}; give {minimum} or more")
 
 
-def _check_finite(name: str, value: float) -> None:
-    if not math.isfinite(value):
-        default = getattr(ServingConfig, name)
-        raise ConfigError(f"{name}={value} is no finite number; write one such as {default}")
+def _check_finite(settings: DecodingSettings | ServiceSettings) -> None:
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(
+                f"{one.name}={value} is no finite number; write one such as {one.default}"
+            )
 
 
 def _check_device(value: str) -> None:
@@ -234,3 +302,17 @@ def _check_device(value: str) -> None:
         raise ConfigError(
             f"device={value!r} is unknown; choose auto, cpu, cuda or cuda:N, the number of a GPU"
         )
+
+
+def _keys() -> dict[str, Key]:
+    keys, config = {}, ServingConfig()
+    for group in fields(config):
+        for one in fields(getattr(config, group.name)):
+            # A model's language is no wish of a stream, and no server makes stereo its default.
+            if group.name != "defaults" or one.name not in ("language", "channels"):
+                keys[one.name] = Key(group.name, str(one.type), one.default)
+    return keys
+
+
+#: Every key of config.pbtxt that this backend knows.
+KEYS: Mapping[str, Key] = _keys()

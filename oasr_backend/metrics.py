@@ -1,4 +1,4 @@
-"""What an operator wants to see, counted on the host; publishing is somebody else's business."""
+"""What an operator wants to see, counted on the host; it is published elsewhere."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ENDS = ("end", "length", "cancelled", "refused", "replaced", "failed", "unload"
 _SECOND_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Sample(NamedTuple):
+class Reading(NamedTuple):
     """One time series at one moment. Counters hold the total since the start."""
 
     name: str
@@ -41,19 +41,19 @@ class Sample(NamedTuple):
     help: str
     labels: Mapping[str, str]
     value: float
-    #: Means something only beside the sample before it, and so is published with it.
+    #: Means something only beside the reading before it, and so is published with it.
     is_paired: bool = False
 
 
-def heartbeat(standing_s: float = 0.0, *, is_unloaded: bool = False) -> Sample:
-    """Shows that the model lives: its other samples stay as they are when it dies or hangs.
+def heartbeat(standing_s: float = 0.0, *, is_unloaded: bool = False) -> Reading:
+    """Shows that the model lives: its other readings stay as they are when it dies or hangs.
 
     standing_s: seconds since it last moved. Whole seconds are published, so that an idle model has
-    one sample a second. A model that is unloaded has 0, since its samples stay too.
+    one reading a second. A model that is unloaded has 0, since its readings stay too.
     """
     text = "Unix time when the model last moved; it stands still at death or hang, 0 once unloaded"
     value = 0 if is_unloaded else int(time.time() - standing_s)
-    return Sample("oasr_heartbeat_seconds", "gauge", text, {}, value)
+    return Reading("oasr_heartbeat_seconds", "gauge", text, {}, value)
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
-    def samples(self) -> Iterator[Sample]:
-        """Widest bucket first: a reader between two of them never sees a count fall."""
+    def readings(self) -> Iterator[Reading]:
+        """Widest bucket first, so that a reader between two of them never sees a count fall."""
         cumulative = list(accumulate(self.counts))
-        yield Sample(f"{self.name}_count", "counter", self.help, {}, cumulative[-1])
-        yield Sample(f"{self.name}_sum", "counter", self.help, {}, self.total, is_paired=True)
+        yield Reading(f"{self.name}_count", "counter", self.help, {}, cumulative[-1])
+        yield Reading(f"{self.name}_sum", "counter", self.help, {}, self.total, is_paired=True)
         bounds = [*map(str, self.bounds), "+Inf"]
         for bound, count in zip(reversed(bounds), reversed(cumulative), strict=True):
-            yield Sample(f"{self.name}_bucket", "counter", self.help, {"le": bound}, count)
+            yield Reading(f"{self.name}_bucket", "counter", self.help, {"le": bound}, count)
 
 
 @dataclass
@@ -108,7 +108,7 @@ class EngineMetrics:
         self.step_s.observe(seconds)
         self.compute_s += seconds
 
-    def samples(self) -> Iterator[Sample]:
+    def readings(self) -> Iterator[Reading]:
         for name, text, value in (
             ("streams_opened", "Streams opened", self.streams_opened),
             ("streams_reaped", "Streams freed for silence", self.streams_reaped),
@@ -117,12 +117,12 @@ class EngineMetrics:
             ("audio_seconds", "Audio received", self.audio_s),
             ("compute_seconds", "Time of all steps", self.compute_s),
         ):  # fmt: skip
-            yield Sample(f"oasr_{name}_total", "counter", text, {}, value)
+            yield Reading(f"oasr_{name}_total", "counter", text, {}, value)
         for name, text, counter in (
             ("rejected", "Requests answered with an error", self.rejected),
             ("finished", "Streams ended, by reason", self.finished),
         ):
             for reason, value in counter.items():
-                yield Sample(f"oasr_{name}_total", "counter", text, {"reason": reason}, value)
-        yield from self.step_width.samples()
-        yield from self.step_s.samples()
+                yield Reading(f"oasr_{name}_total", "counter", text, {"reason": reason}, value)
+        yield from self.step_width.readings()
+        yield from self.step_s.readings()

@@ -1,7 +1,7 @@
 """Request parameters: per-stream options at START, and the chunk number that any request may carry.
 
-Everything is checked before anything is allocated. The server's defaults are ServingConfig's fields
-of the same names.
+Types and ranges are checked here, before anything is allocated. Which search honours which option
+is checked where the searches are. The server's defaults are keys of config.pbtxt of the same names.
 """
 
 from __future__ import annotations
@@ -10,11 +10,9 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from oasr_backend.config import ServingConfig
-from oasr_backend.errors import ConfigError, InvalidRequestError, shown
-from oasr_backend.types import ParameterValue
+from oasr_backend.errors import InvalidRequestError, shown
 
 MIN_SAMPLE_RATE = 8000
 MAX_SAMPLE_RATE = 48000
@@ -23,10 +21,14 @@ MAX_PHRASES = 1000
 #: Characters of one phrase, and of all hotwords: a thousand phrases of some words each.
 MAX_PHRASE_LENGTH = 200
 MAX_HOTWORDS_LENGTH = 1 << 16
+#: Options that a search may be unable to honour, so that they do not go over to another search.
+_OF_THE_SEARCH = ("nbest", "hotwords", "use_lm", "rescoring")
 # Characters that are read of an unknown name; no known one has more.
 _MAX_NAME_LENGTH = 100
+#: A request parameter as Triton hands it over.
+ParameterValue = bool | int | float | str
+
 ENCODINGS = ("pcm", "mulaw", "alaw")
-DECODERS = ("greedy", "prefix_beam")
 PARTIALS = ("off", "stable", "every")
 #: Numbers the requests of a stream, so that a lost or repeated one is noticed.
 CHUNK_SEQ = "chunk_seq"
@@ -44,7 +46,8 @@ class StreamOptions:
     channels: int = 1
     # Must be the model's own; empty: whatever it is.
     language: str = ""
-    decoder: str = "greedy"
+    # Name of a search; empty: the first that the checkpoint offers.
+    decoder: str = ""
     # Prefixes that the prefix beam keeps.
     beam_size: int = 10
     # Hypotheses in RESULT.
@@ -53,13 +56,13 @@ class StreamOptions:
     word_times: bool = False
     # What answers before the last one hold: nothing, tokens that cannot change, the best so far.
     partials: str = "every"
-    # Phrases to favour, separated by line feeds or "|"; prefix beam only.
+    # Phrases to favour, separated by line feeds or "|".
     hotwords: str = ""
     # Log-prob that each unit of a favoured phrase gains.
     hotword_boost: float = 1.0
-    # Whether the server's n-gram model takes part; prefix beam only.
+    # Whether the server's n-gram model takes part.
     use_lm: bool = False
-    # Whether the attention decoder chooses among the hypotheses at the end; prefix beam only.
+    # Whether the attention decoder chooses among the hypotheses at the end.
     rescoring: bool = False
     # Whether RESULT splits the stream into segments.
     endpoint: bool = False
@@ -71,22 +74,11 @@ class StreamOptions:
     endpoint_max_s: float = 30.0
 
     @classmethod
-    def from_config(cls, config: ServingConfig) -> StreamOptions:
-        """The server's defaults. Raises ConfigError where they do not go together."""
-        names = {field.name for field in fields(config)} - {"language"}
-        values = {f.name: getattr(config, f.name) for f in fields(cls) if f.name in names}
-        try:
-            return cls(**values)
-        except InvalidRequestError as error:
-            raise ConfigError(f"the defaults of the server's streams: {error}") from error
-
-    @classmethod
     def from_parameters(
         cls, parameters: Mapping[str, ParameterValue], defaults: StreamOptions | None = None
     ) -> StreamOptions:
-        """Raises InvalidRequestError naming an unknown or ill-typed parameter."""
-        if not parameters:
-            return defaults or cls()
+        """The options of a START. Raises InvalidRequestError naming the parameter at fault."""
+        defaults = defaults or cls()
         kinds = {field.name: str(field.type) for field in fields(cls)}
         values: dict[str, Any] = {}
         for name, value in parameters.items():
@@ -95,10 +87,11 @@ class StreamOptions:
             if name not in kinds:
                 raise InvalidRequestError(_unknown(name, value, kinds))
             values[name] = _typed(name, value, kinds[name])
-        if values.get("decoder") == "greedy":
-            # Defaults that only the server's own choice of decoder can honour.
-            values = {"nbest": 1, "hotwords": "", "use_lm": False, "rescoring": False, **values}
-        return replace(defaults or cls(), **values)
+        if values.get("decoder", defaults.decoder) != defaults.decoder:
+            # The server's defaults for these suit the server's own choice of search.
+            plain = {one.name: one.default for one in fields(cls) if one.name in _OF_THE_SEARCH}
+            values = {**plain, **values}
+        return replace(defaults, **values)
 
     @property
     def phrases(self) -> tuple[str, ...]:
@@ -127,22 +120,10 @@ def _check_audio(options: StreamOptions) -> None:
 
 
 def _check_search(options: StreamOptions) -> None:
-    _check_choice("decoder", options.decoder, DECODERS)
     _check_choice("partials", options.partials, PARTIALS)
     _check_range("beam_size", options.beam_size, 1, MAX_BEAM_SIZE)
-    most = options.beam_size if options.decoder == "prefix_beam" else 1
-    if not 1 <= options.nbest <= most:
-        raise InvalidRequestError(
-            f"nbest={options.nbest} is outside 1 .. {most}: greedy keeps one hypothesis, "
-            "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
-        )
+    _check_range("nbest", options.nbest, 1, MAX_BEAM_SIZE)
     _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
-    for name in ("hotwords", "use_lm", "rescoring"):
-        if getattr(options, name) and options.decoder != "prefix_beam":
-            raise InvalidRequestError(
-                f"{name}={shown(getattr(options, name))} needs a search that weighs "
-                f"alternatives; send decoder=prefix_beam too, or leave {name} out"
-            )
     _check_hotwords(options)
 
 
@@ -205,8 +186,31 @@ def _typed(name: str, value: ParameterValue, kind: str) -> ParameterValue:
     )
 
 
-def chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:
-    """The request's number, or None. Raises InvalidRequestError for anything but an integer."""
+class Asked(NamedTuple):
+    """What the parameters of one request say. `options` None: the server's defaults."""
+
+    options: StreamOptions | None = None
+    chunk_seq: int | None = None
+
+
+def read_parameters(
+    parameters: Mapping[str, ParameterValue], *, is_first: bool, defaults: StreamOptions
+) -> Asked:
+    """Raises InvalidRequestError for a bad parameter, and for an option after START."""
+    if not parameters:
+        return _NOTHING
+    number = _chunk_seq(parameters)
+    if parameters.keys() <= {CHUNK_SEQ}:
+        return Asked(chunk_seq=number)
+    if not is_first:
+        raise _late(parameters)
+    return Asked(StreamOptions.from_parameters(parameters, defaults), number)
+
+
+_NOTHING = Asked()
+
+
+def _chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:
     value = parameters.get(CHUNK_SEQ)
     if value is None or type(value) is int:
         return value
@@ -216,16 +220,13 @@ def chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:
     )
 
 
-def check_later_parameters(parameters: Mapping[str, ParameterValue]) -> None:
-    """Options belong to START; a change in mid-stream would be heard by nobody."""
-    if not parameters:
-        return
-    late = sorted(set(parameters) - {CHUNK_SEQ})
-    if late:
-        raise InvalidRequestError(
-            f"request parameter {late[0][:_MAX_NAME_LENGTH]}={shown(parameters[late[0]])} came "
-            "after START; send it with the first request of the sequence"
-        )
+def _late(parameters: Mapping[str, ParameterValue]) -> InvalidRequestError:
+    """Options belong to START: a change in mid-stream would go unheard."""
+    name = min(set(parameters) - {CHUNK_SEQ})
+    return InvalidRequestError(
+        f"request parameter {name[:_MAX_NAME_LENGTH]}={shown(parameters[name])} came after START; "
+        "send it with the first request of the sequence"
+    )
 
 
 def _unknown(name: str, value: ParameterValue, known: Mapping[str, str]) -> str:

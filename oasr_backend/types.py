@@ -7,13 +7,13 @@ long to make.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from oasr_backend.errors import OasrError
+from oasr_backend.options import StreamOptions
 
 #: A Triton correlation id. The integer 42 and the string "42" are two streams.
 StreamId = int | str
@@ -21,14 +21,10 @@ StreamId = int | str
 Samples = npt.NDArray[np.float32]
 #: Mono 16-bit PCM. It stays that until a window is cut, since it is half of the memory to move.
 Pcm16 = npt.NDArray[np.int16]
-#: A request parameter as Triton hands it over.
-ParameterValue = bool | int | float | str
-
-NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 def never() -> bool:
-    """What is asked of a request that nobody can cancel."""
+    """What is asked of a request that cannot be cancelled."""
     return False
 
 
@@ -58,16 +54,19 @@ class Hypothesis(NamedTuple):
 
 
 class AudioChunk(NamedTuple):
-    """One request: a piece of one stream. `parameters` count on the first piece only.
+    """One request: a piece of one stream.
 
-    `samples_S` is handed over: it is kept, not copied, and nobody writes to it afterwards.
+    `samples_S` is handed over: it is kept, not copied, and is not written to afterwards.
     """
 
     stream_id: StreamId
     samples_S: Samples | Pcm16
     is_first: bool = False
     is_last: bool = False
-    parameters: Mapping[str, ParameterValue] = NO_PARAMETERS
+    # Of the first piece; None: the server's defaults. Later pieces bring none.
+    options: StreamOptions | None = None
+    # Its number in the stream, where the client counts.
+    chunk_seq: int | None = None
     wants_text: bool = True
     wants_result: bool = False
     is_cancelled: Callable[[], bool] = never

@@ -12,8 +12,10 @@ import torch
 import yaml
 from torch import Tensor
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.errors import CheckpointError
+from oasr_backend.features import KaldiFrontend
+from oasr_backend.models import AcousticModel, CtcHead
 from tests.conftest import GOLDEN_DIR
 
 SOURCE = GOLDEN_DIR / "wenet_small"
@@ -60,10 +62,21 @@ def edit_weights(directory: Path, edit: Callable[[dict[str, Any]], object]) -> N
     write_weights(directory, weights)
 
 
+def kaldi(model: AcousticModel) -> KaldiFrontend:
+    assert isinstance(model.frontend, KaldiFrontend)
+    return model.frontend
+
+
+def ctc_head(model: AcousticModel) -> CtcHead:
+    head = model.heads["ctc"]
+    assert isinstance(head, CtcHead)
+    return head
+
+
 def refusal(directory: Path, *words: str) -> str:
     """Why the directory is not loaded; the message must hold `words`."""
     with pytest.raises(CheckpointError) as caught:
-        load_wenet(directory)
+        open_checkpoint(directory).load()
     message = str(caught.value)
     for word in words:
         assert word in message, message

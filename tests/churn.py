@@ -15,6 +15,7 @@ import numpy as np
 import soundfile
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, ChunkResult, Samples
 from tests.conftest import DEMO_DIR, read_clips
@@ -122,9 +123,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     clips = read_clips(DEMO_DIR / "testset") + read_clips(DEMO_DIR / "eval")
     recordings = [soundfile.read(clip.path, dtype="float32")[0] for clip in clips[: chosen.clips]]
-    reference = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
-    config = ServingConfig(max_streams=chosen.guests, dtype=chosen.dtype)
-    engine = Engine.load(DEMO_DIR, config, device=chosen.device)
+    reference = load_engine(DEMO_DIR, ServingConfig(), device="cpu")
+    config = ServingConfig.of(max_streams=chosen.guests, dtype=chosen.dtype)
+    engine = load_engine(DEMO_DIR, config, device=chosen.device)
     texts = texts_alone(reference, recordings)
     churn = Churn(engine, recordings, texts, seed=1, most_guests=chosen.guests)
     churn.run(chosen.joins)

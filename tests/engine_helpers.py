@@ -14,16 +14,21 @@ import numpy as np
 import pytest
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.errors import OasrError
+from oasr_backend.options import ParameterValue, StreamOptions, read_parameters
 from oasr_backend.streaming import batching
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.types import AudioChunk, ChunkResult, ParameterValue, Samples, StreamId
+from oasr_backend.types import AudioChunk, ChunkResult, Samples, StreamId
 from tests.conftest import GOLDEN_DIR
 
 WINDOW_SAMPLES = 400 + 66 * 160
 STRIDE_SAMPLES = 64 * 160
-#: A test's fault knows its victim by this first sample of a window.
+#: Where the parts of the model are that a fault may strike.
+PARTS = {"filterbank": "frontend.filterbank", "ctc": "heads.ctc"}
+#: A window's first sample that a test's fault knows its victim by.
 MARK = 1.5
 
 
@@ -39,10 +44,10 @@ class ManualClock:
 
 def golden_engine(clock: Callable[[], float] | None = None, **settings: Any) -> Engine:
     settings = {"max_streams": 8, **settings}
-    checkpoint = load_wenet(GOLDEN_DIR / "wenet_small")
-    return Engine(
+    checkpoint = open_checkpoint(GOLDEN_DIR / "wenet_small").load()
+    return assemble(
         checkpoint,
-        ServingConfig(**settings),
+        ServingConfig.of(**settings),
         device=torch.device("cpu"),
         clock=clock or ManualClock(),
     )
@@ -66,7 +71,7 @@ def engine_that_runs_ahead(
     """A golden engine that goes about its parts as on a GPU, and splits steps of that width."""
     monkeypatch.setattr(batching, "LEAST_SPLIT_WIDTH", least_split_width)
     engine = golden_engine(**settings)
-    engine._runner.runs_ahead = True
+    engine.parts.runner.runs_ahead = True
     return engine
 
 
@@ -82,15 +87,21 @@ def chunk(
     *,
     flags: str = "",
     parameters: Mapping[str, ParameterValue] | None = None,
+    defaults: StreamOptions = StreamOptions(),  # noqa: B008 - it is immutable
     **more: Any,
 ) -> AudioChunk:
-    """`flags` holds "S" for START and "E" for END."""
+    """`flags` holds "S" for START and "E" for END; `parameters` are read as on the wire."""
+    try:
+        asked = read_parameters(parameters or {}, is_first="S" in flags, defaults=defaults)
+    except OasrError as error:
+        return chunk(stream_id, flags=flags, fault=error, **more)
     return AudioChunk(
         stream_id=stream_id,
         samples_S=np.zeros(0, np.float32) if samples_S is None else samples_S,
         is_first="S" in flags,
         is_last="E" in flags,
-        parameters=parameters or {},
+        options=asked.options,
+        chunk_seq=asked.chunk_seq,
         **more,
     )
 
@@ -104,7 +115,7 @@ def ask(engine: Engine, *chunks: AudioChunk) -> list[ChunkResult]:
 
 
 def ask_one(engine: Engine, stream_id: StreamId, *args: Any, **more: Any) -> ChunkResult:
-    return ask(engine, chunk(stream_id, *args, **more))[0]
+    return ask(engine, chunk(stream_id, *args, defaults=engine.config.defaults, **more))[0]
 
 
 def text_alone(samples_S: Samples, **settings: Any) -> str:
@@ -126,7 +137,7 @@ def error_of(result: ChunkResult, *words: str) -> str:
 def assert_all_is_free(engine: Engine) -> None:
     engine.check_integrity()
     assert len(engine.streams) == 0
-    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    assert engine.store.kv.pool.num_free_blocks == engine.store.kv.pool.num_blocks
 
 
 @contextmanager
@@ -143,7 +154,7 @@ def fault_at(
         if error is not None:
             raise error
 
-    handle = engine.model.get_submodule(part).register_forward_pre_hook(hook)
+    handle = engine.parts.model.get_submodule(PARTS[part]).register_forward_pre_hook(hook)
     try:
         yield
     finally:

@@ -14,6 +14,8 @@ from benchmarks.accuracy import ABSENT, BEAM, RESCORED, favouring, rare_words, r
 from benchmarks.report import RESULTS_DIRECTORY
 from benchmarks.workload import read_audio
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, ROOT
@@ -41,7 +43,7 @@ def measured() -> dict[str, float]:
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="beam_texts")
@@ -120,7 +122,7 @@ def test_the_example_document_is_a_real_answer(engine: Engine) -> None:
     samples_S = read_audio(path)[: round(shown["audio_s"] * 16_000)]
     (result,) = engine.process([
         AudioChunk(
-            "a", samples_S, is_first=True, parameters={"word_times": True}, wants_result=True
+            "a", samples_S, is_first=True, options=StreamOptions(word_times=True), wants_result=True
         )
     ])  # fmt: skip
     assert result.document is not None

@@ -33,31 +33,36 @@ def test_a_step_writes_each_row_to_its_stream_and_padding_to_the_lane(
     assert not names["old_LBD"].any(), "zero is the initial value"
     assert names["new_LBD"][0, :, 0].tolist() == [1.0, 2.0, 99.0]
     buffer = names["states"].buffer_of("average")
-    assert (buffer[:, names["states"].pad_slots[0]] == 99.0).all()
+    assert (buffer[:, names["states"].pad_slot] == 99.0).all()
 
 
 def test_a_reset_keeps_the_persistent_state_alone(names: dict[str, Any]) -> None:
     states = names["states"]
-    assert not states.get_state("average", "two").any()
-    assert (states.get_state("prompt", "two") == 7.0).all()
+    assert not states.row_of("average", names["two"]).any()
+    assert (states.row_of("prompt", names["two"]) == 7.0).all()
 
 
 def test_the_slot_of_a_freed_stream_comes_zeroed_to_the_next(names: dict[str, Any]) -> None:
-    states = names["states"]
-    for stream_id in range(names["MAX_STREAMS"] - 1):
-        states.allocate_stream(stream_id)
-        assert not states.get_state("average", stream_id).any()
-        states.free_stream(stream_id)
+    states, slots = names["states"], names["slots"]
+    taken = [slots.allocate() for _ in range(names["MAX_STREAMS"] - 1)]
+    assert names["one"] in taken
+    for slot in taken:
+        states.open(slot)
+        assert not states.row_of("average", slot).any()
+        states.close(slot)
+        slots.free(slot)
 
 
 def test_two_caches_of_a_stream_share_its_slot(names: dict[str, Any]) -> None:
-    assert names["history"].slot_of("two") == names["states"].slot_of("two")
+    assert names["slots"].num_free_slots == names["MAX_STREAMS"] - 1
+    assert len(names["history"].blocks_of(names["two"])) == 2
 
 
 def test_the_growing_cache_shows_two_chunks_and_the_new_one(names: dict[str, Any]) -> None:
     assert names["seen"] == [[0], [0, 1], [0, 1, 2], [1, 2, 3], [2, 3, 4]]
     assert torch.equal(names["v_BKHD"], -names["k_BKHD"])
-    held = names["pool"].num_blocks - names["pool"].num_free_blocks
+    pool = names["history"].pool
+    held = pool.num_blocks - pool.num_free_blocks
     assert held == names["config"].num_left_chunks
 
 

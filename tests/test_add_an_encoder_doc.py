@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from oasr_backend.cache import BlockPool, CnnCacheManager
+from oasr_backend.cache import BlockPool, SlotStates
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
 from tests.conftest import ROOT
@@ -23,8 +24,8 @@ DOCUMENT = ROOT / "docs" / "add_an_encoder.md"
 
 def toy_engine(**settings: Any) -> Engine:
     document = run_document(DOCUMENT.name)
-    config = ServingConfig(**{"max_streams": 4, **settings})
-    return Engine(document["toy_checkpoint"](), config, device=torch.device("cpu"))
+    config = ServingConfig.of(**{"max_streams": 4, **settings})
+    return assemble(document["toy_checkpoint"](), config, device=torch.device("cpu"))
 
 
 @functools.cache
@@ -85,7 +86,7 @@ def test_a_short_last_chunk_is_heard_and_ends_cleanly() -> None:
     samples_S = noise(5, seconds=2.0)
     texts = [text_of(engine, samples_S[:size], piece=size) for size in (31_000, 31_640, 32_000)]
     assert texts[2].startswith(texts[0][:-1])
-    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    assert engine.store.kv.pool.num_free_blocks == engine.store.kv.pool.num_blocks
 
 
 def test_values_of_freed_streams_reach_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +95,12 @@ def test_values_of_freed_streams_reach_nobody(monkeypatch: pytest.MonkeyPatch) -
             for part in pool.get_kv_block_view(0, block_id):
                 part.fill_(math.nan)
 
-    def poison_slot(conv: CnnCacheManager, slot: int) -> None:
-        conv.fill_slot("conv", slot, math.nan)
+    def poison_slot(states: SlotStates, slot: int) -> None:
+        for name in states.specs:
+            states.fill_slot(name, slot, math.nan)
 
     monkeypatch.setattr(BlockPool, "_before_reuse", poison_blocks)
-    monkeypatch.setattr(CnnCacheManager, "_before_reuse", poison_slot)
+    monkeypatch.setattr(SlotStates, "_before_reuse", poison_slot)
     engine = toy_engine(max_streams=1)
     for seed in range(3):
         samples_S = noise(seed, seconds=5.0)
@@ -107,14 +109,14 @@ def test_values_of_freed_streams_reach_nobody(monkeypatch: pytest.MonkeyPatch) -
 
 def test_positions_stay_in_the_table_and_blocks_are_constant_for_a_minute() -> None:
     engine = toy_engine(position_limit_frames=100)
-    pool = engine.caches.pool
+    pool = engine.store.kv.pool
     held = []
     for index in range(60):
         result = ask_one(engine, "long", noise(index, seconds=1.0), flags="S" if not index else "")
         assert result.error is None
         held.append(pool.num_blocks - pool.num_free_blocks)
         (stream,) = engine.streams
-        (position,) = engine.caches.attention.position_offsets([stream.generation])
+        (position,) = engine.store.kv.position_offsets(np.array([stream.slot]))
         assert position <= 100
     assert set(held[10:]) == {4}
-    assert np.isfinite(engine.caches.conv.buffer.numpy()).all()
+    assert np.isfinite(engine.store.states.buffer_of("conv").numpy()).all()

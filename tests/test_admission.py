@@ -15,9 +15,10 @@ import pytest
 from torch import Tensor
 
 from oasr_backend.errors import InvalidRequestError
+from oasr_backend.options import ParameterValue
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.streaming.turns import Turn
-from oasr_backend.types import ChunkResult, ParameterValue
+from oasr_backend.streaming.requests import Pending
+from oasr_backend.types import ChunkResult
 from tests.engine_helpers import (
     ManualClock,
     ask,
@@ -33,21 +34,21 @@ from tests.engine_helpers import (
 from tests.guards import GUARD_S
 
 
-def served(engine: Engine, turn: Turn) -> ChunkResult:
-    while not turn.is_done:
+def served(engine: Engine, pending: Pending) -> ChunkResult:
+    while not pending.is_done:
         engine.step()
-    assert turn.result is not None
-    return turn.result
+    assert pending.result is not None
+    return pending.result
 
 
 def test_a_stream_beyond_the_limit_is_refused_with_the_numbers() -> None:
     engine = golden_engine(max_streams=3)
     ask(engine, *(chunk(i, noise(i), flags="S") for i in range(3)))
-    (turn,) = engine.submit([chunk("late", noise(9), flags="S")])
-    assert turn.result is not None, "the answer is there before any step"
-    assert turn.result.error is not None
-    assert turn.result.error.triton_code == "UNAVAILABLE"
-    error_of(turn.result, "3", "max_streams")
+    (pending,) = engine.submit([chunk("late", noise(9), flags="S")])
+    assert pending.result is not None, "the answer is there before any step"
+    assert pending.result.error is not None
+    assert pending.result.error.triton_code == "UNAVAILABLE"
+    error_of(pending.result, "3", "max_streams")
     finals = ask(engine, *(chunk(i, flags="E") for i in range(3)))
     assert [result.text for result in finals] == [text_alone(noise(i)) for i in range(3)]
     assert_all_is_free(engine)
@@ -71,7 +72,7 @@ def test_a_dead_stream_makes_room_for_a_new_one() -> None:
     assert ask_one(engine, "new", noise(3), flags="SE").text == text_alone(noise(3))
     error_of(ask_one(engine, "dead"), "send START")
     assert ask_one(engine, "alive", flags="E").text == text_alone(noise(2))
-    assert engine.metrics.streams_reaped == 1
+    assert engine.parts.metrics.streams_reaped == 1
 
 
 def test_silent_streams_are_reaped_without_any_traffic() -> None:
@@ -92,25 +93,25 @@ def test_a_stream_with_a_request_in_hand_is_never_reaped() -> None:
     clock = ManualClock()
     engine = golden_engine(clock, stream_idle_timeout_s=90, max_step_streams=1)
     samples = noise(1, seconds=4)
-    (turn,) = engine.submit([chunk("a", samples, flags="SE")])
-    while not turn.is_done:
+    (pending,) = engine.submit([chunk("a", samples, flags="SE")])
+    while not pending.is_done:
         clock.now_s += 200
         assert engine.close_idle() == 0
         engine.step()
-    assert turn.result is not None
-    assert turn.result.text == text_alone(samples)
+    assert pending.result is not None
+    assert pending.result.text == text_alone(samples)
 
 
 def test_a_stream_with_a_request_in_hand_makes_no_room_for_another() -> None:
     clock = ManualClock()
     engine = golden_engine(clock, max_streams=1, dead_after_s=60, stream_idle_timeout_s=90)
     samples = noise(1, seconds=4)
-    (turn,) = engine.submit([chunk("a", samples, flags="SE")])
+    (pending,) = engine.submit([chunk("a", samples, flags="SE")])
     engine.step()
-    assert not turn.is_done
+    assert not pending.is_done
     clock.now_s += 61
     error_of(ask_one(engine, "b", noise(2), flags="S"), "max_streams")
-    assert served(engine, turn).text == text_alone(samples)
+    assert served(engine, pending).text == text_alone(samples)
 
 
 def test_a_second_start_begins_anew_and_counts_as_a_conflict() -> None:
@@ -119,8 +120,8 @@ def test_a_second_start_begins_anew_and_counts_as_a_conflict() -> None:
     ask_one(engine, 5, noise(1))
     ask_one(engine, 5, noise(2), flags="S")
     assert ask_one(engine, 5, flags="E").text == text_alone(noise(2))
-    assert engine.metrics.conflicts == 1
-    assert +engine.metrics.finished == {"replaced": 1, "end": 1}
+    assert engine.parts.metrics.conflicts == 1
+    assert +engine.parts.metrics.finished == {"replaced": 1, "end": 1}
     assert_all_is_free(engine)
 
 
@@ -139,13 +140,13 @@ def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> Non
     if "S" not in flags:
         ask_one(engine, "a", noise(1), flags="S")
     ask_one(engine, "b", noise(2), flags="S")
-    num_steps = engine.metrics.step_width.samples()
+    num_steps = engine.parts.metrics.step_width.readings()
     before = [sample.value for sample in num_steps]
     result = ask_one(engine, "a", noise(1), flags=flags, is_cancelled=lambda: True)
     assert result.error is not None
     assert result.error.triton_code == "CANCELLED"
-    assert [sample.value for sample in engine.metrics.step_width.samples()] == before
-    assert engine.metrics.finished["cancelled"] == 1
+    assert [sample.value for sample in engine.parts.metrics.step_width.readings()] == before
+    assert engine.parts.metrics.finished["cancelled"] == 1
     assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
     assert_all_is_free(engine)
 
@@ -158,24 +159,24 @@ def test_a_request_cancelled_after_its_first_step_is_served_and_its_stream_goes_
     is_cancelled = False
     if not flags:
         ask_one(engine, "a", flags="S")
-    (turn,) = engine.submit([chunk("a", first, flags=flags, is_cancelled=lambda: is_cancelled)])
+    (pending,) = engine.submit([chunk("a", first, flags=flags, is_cancelled=lambda: is_cancelled)])
     engine.step()
-    assert not turn.is_done
+    assert not pending.is_done
     is_cancelled = True
-    assert served(engine, turn).error is None
+    assert served(engine, pending).error is None
     assert ask_one(engine, "a", second, flags="E").text == text_alone(np.append(first, second))
-    assert +engine.metrics.finished == {"end": 1}
+    assert +engine.parts.metrics.finished == {"end": 1}
 
 
 def test_an_end_cancelled_after_its_first_step_still_ends_its_stream() -> None:
     engine, is_cancelled = golden_engine(), False
-    (turn,) = engine.submit(
+    (pending,) = engine.submit(
         [chunk("a", noise(1, seconds=4), flags="SE", is_cancelled=lambda: is_cancelled)]
     )
     engine.step()
     is_cancelled = True
-    assert served(engine, turn).error is None
-    assert +engine.metrics.finished == {"end": 1}
+    assert served(engine, pending).error is None
+    assert +engine.parts.metrics.finished == {"end": 1}
     assert_all_is_free(engine)
 
 
@@ -240,9 +241,9 @@ def test_loud_float_audio_is_counted_and_not_rescaled() -> None:
     engine, samples = golden_engine(), noise(1)
     loud = ask_one(engine, "a", samples * np.float32(32768), flags="SE")
     assert loud.error is None
-    assert engine.metrics.loud_chunks == 1
+    assert engine.parts.metrics.loud_chunks == 1
     ask_one(engine, "b", samples / np.abs(samples).max(), flags="SE")
-    assert engine.metrics.loud_chunks == 1
+    assert engine.parts.metrics.loud_chunks == 1
 
 
 @pytest.mark.parametrize("head", [b"RIFF", b"RIFF\x24\x08\x00\x00WAVEfmt "])
@@ -255,7 +256,7 @@ def test_a_wav_header_is_refused_with_the_remedy(head: bytes, is_pcm16: bool) ->
 
 @pytest.mark.parametrize(
     ("flags", "fate"),
-    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed all the same")],
+    [("S", "Nothing is open"), ("", "goes on without"), ("E", "closed even so")],
 )
 @pytest.mark.parametrize(
     "wrong",
@@ -298,7 +299,7 @@ def test_the_largest_sample_that_is_taken_leaves_the_features_finite() -> None:
     ask_one(engine, "a", noise(2, seconds=8))
     quiet_again = ask_one(engine, "a", np.concatenate([samples] * 2), flags="E")
     assert quiet_again.text
-    assert engine.metrics.loud_chunks == 1
+    assert engine.parts.metrics.loud_chunks == 1
 
 
 def test_refusals_are_logged_with_the_id_but_do_not_flood(
@@ -366,12 +367,12 @@ def step_under_way(engine: Engine) -> Iterator[None]:
 
 def test_a_start_is_refused_while_a_step_goes_on() -> None:
     engine = golden_engine(max_streams=1)
-    (turn,) = engine.submit([chunk("a", noise(1), flags="SE")])
+    (pending,) = engine.submit([chunk("a", noise(1), flags="SE")])
     with step_under_way(engine):
         (late,) = engine.submit([chunk("b", noise(1), flags="S")])
         assert late.result is not None
         error_of(late.result, "'b'", "max_streams is 1")
-        assert not turn.is_done
+        assert not pending.is_done
 
 
 def test_a_stream_opened_during_a_step_is_as_any_other() -> None:
@@ -381,7 +382,7 @@ def test_a_stream_opened_during_a_step_is_as_any_other() -> None:
         (second,) = engine.submit([chunk("b", noise(2), flags="SE")])
     while not (first.is_done and second.is_done):
         engine.step()
-    texts = [turn.result.text for turn in (first, second) if turn.result is not None]
+    texts = [pending.result.text for pending in (first, second) if pending.result is not None]
     assert texts == [text_alone(noise(1)), text_alone(noise(2))]
     assert_all_is_free(engine)
 
@@ -389,13 +390,13 @@ def test_a_stream_opened_during_a_step_is_as_any_other() -> None:
 def test_a_full_server_does_not_take_a_stream_that_is_being_served_for_dead() -> None:
     clock = ManualClock()
     engine = golden_engine(clock, max_streams=1, dead_after_s=60)
-    (turn,) = engine.submit([chunk("a", noise(1), flags="S")])
+    (pending,) = engine.submit([chunk("a", noise(1), flags="S")])
     with step_under_way(engine):
         clock.now_s += 61
         (late,) = engine.submit([chunk("b", noise(2), flags="S")])
         assert late.result is not None
         error_of(late.result, "max_streams is 1")
-    while not turn.is_done:
+    while not pending.is_done:
         engine.step()
     assert ask_one(engine, "a", flags="E").text == text_alone(noise(1))
 
@@ -421,11 +422,13 @@ def test_a_refusal_lets_go_of_the_audio_without_the_garbage_collector(
     gone = weakref.ref(audio)
     gc.disable()
     try:
-        (turn,) = engine.submit([chunk("a", audio, flags=flags.removeprefix("stranger"), **wrong)])
-        assert turn.result is not None
-        assert turn.result.error is not None
-        result = turn.result
-        del turn, audio
+        (pending,) = engine.submit(
+            [chunk("a", audio, flags=flags.removeprefix("stranger"), **wrong)]
+        )
+        assert pending.result is not None
+        assert pending.result.error is not None
+        result = pending.result
+        del pending, audio
         assert gone() is None, "an error's frames keep it"
         assert result.error is not None
     finally:

@@ -14,8 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.alignment import MOST_TOKEN_FRAMES, Timing, confidence, word_entries
 from oasr_backend.text.tokenizer import UnitTokenizer
@@ -62,7 +64,8 @@ def test_every_token_has_a_length_and_none_reaches_into_the_next(
 def test_words_of_one_token_share_its_time() -> None:
     tokenizer = UnitTokenizer(["<blank>", "\u2581of\u2581the", "m", "\u2581a\u2581b\u2581c"])
     hypothesis = Hypothesis((1, 2, 3), 0.0, (10, 14, 20), (-0.1,) * 3)
-    entries = word_entries(hypothesis, tokenizer, Timing(frame_s=FRAME_S, audio_s=10.0))
+    timing = Timing(frame_s=FRAME_S, audio_s=10.0)
+    entries = word_entries(tokenizer.words(hypothesis.tokens), hypothesis, timing)
     assert [(e["word"], e["start_s"], e["end_s"]) for e in entries] == [
         ("of", 0.4, 0.48), ("them", 0.48, 0.76), ("a", 0.8, 0.867), ("b", 0.867, 0.933),
         ("c", 0.933, 1.0),
@@ -77,7 +80,7 @@ def test_confidence_is_the_geometric_mean_of_probabilities() -> None:
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 class Recorded:
@@ -85,7 +88,7 @@ class Recorded:
 
     def __init__(self, engine: Engine, clip: Clip, **parameters: Any) -> None:
         scores: list[torch.Tensor] = []
-        handle = engine.model.get_submodule("ctc").register_forward_hook(
+        handle = engine.parts.model.get_submodule("heads.ctc").register_forward_hook(
             lambda _module, _inputs, logits_BTV: scores.append(logits_BTV[0].clone())
         )
         samples_S = soundfile.read(clip.path, dtype="float32")[0]
@@ -94,7 +97,7 @@ class Recorded:
             samples_S,
             is_first=True,
             is_last=True,
-            parameters={"word_times": True, **parameters},
+            options=StreamOptions(word_times=True, **parameters),
             wants_result=True,
         )
         try:
@@ -110,7 +113,7 @@ class Recorded:
 def word_start_errors(recorded: Recorded) -> list[float]:
     """Seconds between the told start of each word and that of the forced alignment."""
     document = recorded.document
-    tokenizer = load_wenet(DEMO_DIR).tokenizer
+    tokenizer = open_checkpoint(DEMO_DIR).load().tokenizer
     tokens = [token["id"] for token in document["tokens"]]
     frames = first_frames(recorded.log_probs_TV, tokens)
     return [
@@ -138,7 +141,7 @@ def test_a_word_that_breaks_off_has_a_length(engine: Engine, clips: list[Clip]) 
     broken_off_S = np.concatenate([samples_S, np.zeros(16000, np.float32), samples_S[:7040]])
     chunk = AudioChunk(
         "a", broken_off_S, is_first=True, is_last=True,
-        parameters={"word_times": True, "endpoint": True}, wants_result=True,
+        options=StreamOptions(word_times=True, endpoint=True), wants_result=True,
     )  # fmt: skip
     (result,) = engine.process([chunk])
     document = check_document(result.document)

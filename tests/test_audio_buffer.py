@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 import numpy as np
@@ -11,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oasr_backend.errors import ConfigError, StreamStateError
-from oasr_backend.features.audio_buffer import AudioBuffer, WindowGeometry
+from oasr_backend.features import AudioBuffer, FrameGeometry, WindowGeometry
 
 Samples = npt.NDArray[np.float32]
 Window = tuple[Samples, int]
 
 SMALL = WindowGeometry(
+    FrameGeometry(16000, frame_length_samples=5, frame_shift_samples=2, num_bins=3),
     window_frames=9,
     stride_frames=8,
     min_frames=3,
     subsampling=2,
-    frame_length_samples=5,
-    frame_shift_samples=2,
 )
-USUAL = WindowGeometry.for_chunk(16)
+USUAL_FRAMES = FrameGeometry(16000, frame_length_samples=400, frame_shift_samples=160, num_bins=80)
+USUAL = WindowGeometry.of(USUAL_FRAMES, chunk_size=16, subsampling=4, right_context_frames=6)
 
 
 def noise(num_samples: int, seed: int = 0) -> Samples:
@@ -69,14 +70,14 @@ def obvious_windows(
     """The rule in words: pad or not, then walk over feature frames as WeNet's loop does."""
     if tail_padding and samples.size:
         samples = np.concatenate([samples, np.zeros(geometry.window_samples, np.float32)])
-    total = geometry.num_frames(samples.size)
+    total = geometry.frames.num_frames(samples.size)
     shortest = geometry.window_frames if tail_padding else geometry.min_frames
     windows = []
     for first in range(0, total - shortest + 1, geometry.stride_frames):
         valid = min(geometry.window_frames, total - first)
         row = np.zeros(geometry.window_samples, np.float32)
-        begin = first * geometry.frame_shift_samples
-        num_samples = geometry.num_samples(valid)
+        begin = first * geometry.frames.frame_shift_samples
+        num_samples = geometry.frames.num_samples(valid)
         row[:num_samples] = samples[begin : begin + num_samples]
         windows.append((row, valid))
     return windows
@@ -308,9 +309,23 @@ def test_integrity_notices_samples_that_are_not_counted() -> None:
         {"stride_frames": 62},
         {"min_frames": 70},
         {"min_frames": 0},
-        {"frame_length_samples": 100},
+        {"subsampling": 0},
     ],
 )
 def test_a_window_that_loses_frames_is_refused(changes: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
-        WindowGeometry(**{"window_frames": 67, "stride_frames": 64, **changes})
+        dataclasses.replace(USUAL, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"frame_length_samples": 100},
+        {"frame_shift_samples": 0},
+        {"sample_rate": 0},
+        {"num_bins": 0},
+    ],
+)
+def test_a_frame_that_loses_samples_or_holds_nothing_is_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        dataclasses.replace(USUAL_FRAMES, **changes)

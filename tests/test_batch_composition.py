@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
 from tests.conftest import DEMO_DIR, Clip
@@ -63,7 +64,7 @@ def test_frames_of_digital_silence_are_no_ties_that_neighbours_decide(lead_s: fl
 
 
 def test_recordings_are_told_the_same_alone_and_among_others(clips: list[Clip]) -> None:
-    engine = Engine.load(DEMO_DIR, ServingConfig(max_streams=16), device="cpu")
+    engine = load_engine(DEMO_DIR, ServingConfig.of(max_streams=16), device="cpu")
     audio = [soundfile.read(clip.path, dtype="float32")[0] for clip in clips[:4]]
     expected = alone(engine, audio, **EVERYTHING, rescoring=True)
     assert all(document["rescored"] for document in expected)

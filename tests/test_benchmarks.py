@@ -17,6 +17,7 @@ from benchmarks.report import Figure, Report, alternating_ms
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, utterances
 from oasr_backend.config import ServingConfig
 from oasr_backend.parity import stream_log_probs
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from tests.conftest import DEMO_DIR, GOLDEN_DIR, LiveServer
 from tests.same_results import TOLERANCE
@@ -26,8 +27,8 @@ SETTINGS = [(16, -1), (16, 4), (16, 0), (8, 4), (4, 0)]
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    config = ServingConfig(max_streams=options.STREAMS)
-    return Engine.load(DEMO_DIR, config, device="cpu")
+    config = ServingConfig.of(max_streams=options.STREAMS)
+    return load_engine(DEMO_DIR, config, device="cpu")
 
 
 def run_quickly(name: str, results: Path) -> None:

@@ -1,8 +1,7 @@
-"""A NaN left in recycled memory reaches no stream (binding decision 5)."""
+"""A NaN left in recycled memory reaches no stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,36 +9,16 @@ import torch
 from torch import Tensor
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, CnnCacheManager
+from oasr_backend.types import StreamId
+from tests.reference.poison import NAN, PoisonedPool, UnzeroedPool
 from tests.reference.stand_in_model import StandInModel
-
-NAN = float("nan")
-
-
-class PoisonedPool(BlockPool):
-    """Every block is NaN until it is handed out, and again from the moment that it is freed."""
-
-    def _make_storage(self) -> None:
-        super()._make_storage()
-        self._kv_pool.fill_(NAN)
-        self._kv_pool[:, :, self.num_blocks :] = 0
-
-    def _before_reuse(self, block_ids: Sequence[int]) -> None:
-        for layer in range(self.config.num_layers):
-            for block_id in block_ids:
-                for k_or_v in self.get_kv_block_view(layer, block_id):
-                    k_or_v.fill_(NAN)
-
-
-class UnzeroedPool(PoisonedPool):
-    """Hands blocks out as they are: what is read must be safe by its indices alone."""
-
-    def zero_blocks(self, block_ids: Sequence[int] | Tensor) -> None:
-        pass
 
 
 class PoisonedCnn(CnnCacheManager):
-    def _before_reuse(self, slot_id: int) -> None:
-        self.buffer[:, slot_id] = NAN
+    def free_stream(self, stream_id: StreamId) -> None:
+        slot = self.slot_of(stream_id)
+        super().free_stream(stream_id)
+        self.buffer[:, slot] = NAN
 
 
 def make_config(**changes: Any) -> CacheConfig:
@@ -100,9 +79,12 @@ def run(pool: BlockPool, cnn: CnnCacheManager) -> list[Tensor]:
         (PoisonedPool, {}),
         (PoisonedPool, {"prefill_kv_window": True}),
         (PoisonedPool, {"block_size_frames": 4}),
+        (PoisonedPool, {"num_left_chunks": -1, "window_frames": 7}),
+        (PoisonedPool, {"num_left_chunks": -1, "window_frames": 7, "prefill_kv_window": True}),
         (PoisonedPool, {"num_left_chunks": -1, "max_num_blocks": 24}),
         (UnzeroedPool, {}),
         (UnzeroedPool, {"block_size_frames": 4}),
+        (UnzeroedPool, {"num_left_chunks": -1, "window_frames": 7}),
         (UnzeroedPool, {"num_left_chunks": -1, "max_num_blocks": 24}),
     ],
 )

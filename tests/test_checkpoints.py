@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.errors import CheckpointError
 from tests.checkpoint_helpers import (
     SOURCE,
     copy_golden,
+    ctc_head,
     edit_config,
     edit_weights,
     edit_yaml,
+    kaldi,
     refusal,
 )
 from tests.decoder_checkpoint import write_checkpoint
@@ -30,26 +32,26 @@ def _directory(tmp_path: Path) -> Path:
 
 
 def test_a_golden_directory_loads_whole() -> None:
-    checkpoint = load_wenet(SOURCE)
-    assert checkpoint.model.vocab_size == 96 == checkpoint.tokenizer.vocab_size
+    checkpoint = open_checkpoint(SOURCE).load()
+    assert ctc_head(checkpoint.model).vocab_size == 96 == checkpoint.tokenizer.vocab_size
     assert checkpoint.model.spec.model_dim == 64
-    assert checkpoint.model.cmvn is not None
+    assert kaldi(checkpoint.model).cmvn is not None
 
 
 def test_an_attention_decoder_that_cannot_be_read_costs_rescoring_alone(directory: Path) -> None:
-    assert load_wenet(directory).decoder == NoDecoder()
+    assert open_checkpoint(directory).load().second_pass == NoDecoder()
     edit_weights(directory, lambda w: w.update({"decoder.left_decoder.x": torch.ones(3)}))
-    checkpoint = load_wenet(directory)
-    assert checkpoint.model.vocab_size == 96
-    assert isinstance(checkpoint.decoder, NoDecoder)
-    assert "decoder.left_decoder.embed.0.weight" in checkpoint.decoder.reason
+    checkpoint = open_checkpoint(directory).load()
+    assert ctc_head(checkpoint.model).vocab_size == 96
+    assert isinstance(checkpoint.second_pass, NoDecoder)
+    assert "decoder.left_decoder.embed.0.weight" in checkpoint.second_pass.reason
 
 
-@pytest.mark.parametrize("name", ["train.yaml", "final.pt", "units.txt", "global_cmvn"])
+@pytest.mark.parametrize("name", ["final.pt", "units.txt", "global_cmvn"])
 def test_a_missing_file_is_named_with_what_a_directory_holds(directory: Path, name: str) -> None:
     (directory / name).unlink()
     with pytest.raises(CheckpointError, match=rf"{name} does not exist; a WeNet checkpoint"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     edit_yaml(directory, **{option: value})
     with pytest.raises(CheckpointError) as caught:
-        load_wenet(directory)
+        open_checkpoint(directory).load()
     assert f"{option}={value!r}" in str(caught.value)
     assert "this backend serves" in str(caught.value)
 
@@ -82,7 +84,7 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(
 def test_an_unknown_option_is_refused_rather_than_ignored(directory: Path) -> None:
     edit_yaml(directory, secret_sauce=3)
     with pytest.raises(CheckpointError, match=r"encoder_conf.secret_sauce=3 is unknown"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 def test_an_encoder_of_another_kind_is_refused(directory: Path) -> None:
@@ -90,19 +92,19 @@ def test_an_encoder_of_another_kind_is_refused(directory: Path) -> None:
     text = path.read_text(encoding="utf-8").replace("encoder: conformer", "encoder: transformer")
     path.write_text(text, encoding="utf-8")
     with pytest.raises(CheckpointError, match="encoder='transformer'"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 def test_a_yaml_that_cannot_be_read_is_named(directory: Path) -> None:
     (directory / "train.yaml").write_text("a: [", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"cannot read .*train.yaml"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 def test_a_missing_weight_is_named(directory: Path) -> None:
     edit_weights(directory, lambda w: w.pop("encoder.encoders.1.self_attn.linear_q.weight"))
     with pytest.raises(CheckpointError, match=r"encoders.1.self_attn.linear_q"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -121,7 +123,7 @@ def test_a_value_that_is_not_finite_is_refused_by_its_tensor(
 ) -> None:
     edit_weights(directory, lambda w: w[name].view(-1)[3:5].fill_(value))
     with pytest.raises(CheckpointError, match=rf"2 of \d+ values of '{name}' are not finite"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 def test_values_that_fold_to_no_number_are_refused_by_what_they_make(directory: Path) -> None:
@@ -134,13 +136,13 @@ def test_values_that_fold_to_no_number_are_refused_by_what_they_make(directory: 
     edit_yaml(directory, cnn_module_norm="batch_norm")
     edit_weights(directory, give_batch_norm)
     with pytest.raises(CheckpointError, match=r"'layers.1.convolution.depthwise.* not finite"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
 
 
 def test_nonsense_in_a_tensor_that_nobody_reads_is_no_fault(directory: Path) -> None:
     nonsense = {"context_module.norm.weight": torch.full((2,), math.nan)}
     edit_weights(directory, lambda w: w.update(nonsense))
-    assert load_wenet(directory).model.vocab_size == 96
+    assert open_checkpoint(directory).load().tokenizer.vocab_size == 96
 
 
 def test_weights_of_another_size_are_refused(directory: Path) -> None:
@@ -198,7 +200,7 @@ def test_what_changes_no_result_is_ignored_in_one_line_of_the_log(
 ) -> None:
     edit_weights(directory, lambda w: w.update({name: torch.ones(2, dtype=torch.int64)}))
     with caplog.at_level(logging.INFO, "oasr_backend"):
-        load_wenet(directory)
+        open_checkpoint(directory).load()
     (line,) = [text for text in caplog.messages if "event=tensors_ignored" in text]
     assert f"{kind}=1 ({name})" in line
     assert str(directory / "final.pt") in line
@@ -207,7 +209,8 @@ def test_what_changes_no_result_is_ignored_in_one_line_of_the_log(
 def test_a_decoder_that_leaves_trained_tensors_unused_costs_rescoring_alone(
     tmp_path: Path,
 ) -> None:
-    decoder = load_wenet(write_checkpoint(tmp_path / "checkpoint", num_blocks=1)).decoder
+    directory = write_checkpoint(tmp_path / "checkpoint", num_blocks=1)
+    decoder = open_checkpoint(directory).load().second_pass
     assert isinstance(decoder, NoDecoder)
     assert "'decoder.left_decoder.decoders.1." in decoder.reason
     assert "would be unused" in decoder.reason
@@ -219,7 +222,7 @@ def test_a_direction_without_a_say_is_ignored(
     directory = write_checkpoint(tmp_path / "checkpoint")
     edit_config(directory, lambda config: config["model_conf"].update(reverse_weight=0.0))
     with caplog.at_level(logging.INFO, "oasr_backend"):
-        assert not isinstance(load_wenet(directory).decoder, NoDecoder)
+        assert not isinstance(open_checkpoint(directory).load().second_pass, NoDecoder)
     assert "(decoder.right_decoder." in caplog.text
 
 

@@ -17,7 +17,7 @@ def test_a_thousand_random_joins_and_leaves_change_no_text() -> None:
     visits.run(1000)
     assert_all_is_free(engine)
     assert visits.num_finished > 700
-    assert engine.metrics.step_width.counts[1] > 0, "some steps hold more than one stream"
+    assert engine.parts.metrics.step_width.counts[1] > 0, "some steps hold more than one stream"
     assert not visits.wrong
     assert len(set(texts)) > 6, "the recordings tell a mix-up"
 

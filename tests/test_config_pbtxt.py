@@ -70,24 +70,24 @@ def test_sequences_go_by_the_oldest_strategy_without_controls(config: Any) -> No
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_triton_admits_more_sequences_than_the_backend(config: Any, on_gpu: bool) -> None:
     serving = _serving(config).with_defaults(on_gpu=on_gpu)
-    assert config.sequence_batching.oldest.max_candidate_sequences > serving.max_streams
-    assert config.max_batch_size >= serving.max_step_streams
+    assert config.sequence_batching.oldest.max_candidate_sequences > serving.step.max_streams
+    assert config.max_batch_size >= serving.step.max_step_streams
 
 
 def test_triton_forgets_a_silent_stream_before_the_backend_does(config: Any) -> None:
     idle_s = config.sequence_batching.max_sequence_idle_microseconds / 1e6
-    assert 60 <= idle_s < _serving(config).stream_idle_timeout_s
+    assert 60 <= idle_s < _serving(config).server.stream_idle_timeout_s
 
 
 def test_every_parameter_is_one_that_the_backend_knows(config: Any) -> None:
     serving = _serving(config)
-    assert (serving.num_left_chunks, serving.chunk_size) == (4, 16)
-    assert serving.resolve_checkpoint(MODEL_DIR).is_dir(), "the demo checkpoint ships"
+    assert (serving.cache.num_left_chunks, serving.cache.chunk_size) == (4, 16)
+    assert serving.model.resolve_checkpoint(MODEL_DIR).is_dir(), "the demo checkpoint ships"
 
 
 def test_streams_get_the_documented_defaults(config: Any) -> None:
-    assert StreamOptions.from_config(_serving(config)) == StreamOptions()
-    assert _serving(config).language == "en", "what the demo checkpoint speaks"
+    assert _serving(config).defaults == StreamOptions(decoder="greedy")
+    assert _serving(config).model.language == "en", "what the demo checkpoint speaks"
 
 
 def test_there_is_one_instance_a_device(config: Any) -> None:

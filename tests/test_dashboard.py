@@ -20,9 +20,9 @@ def shown() -> set[str]:
 
 def published() -> set[str]:
     engine = golden_engine()
-    engine.metrics.rejected["SomeError"] += 1
-    engine.metrics.finished["end"] += 1
-    return {sample.name for sample in [heartbeat(), *engine.samples()]}
+    engine.parts.metrics.rejected["SomeError"] += 1
+    engine.parts.metrics.finished["end"] += 1
+    return {sample.name for sample in [heartbeat(), *engine.readings()]}
 
 
 def test_every_metric_of_the_dashboard_is_published() -> None:

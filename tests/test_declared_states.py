@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from oasr_backend.cache import StreamStateSpec
 from oasr_backend.checkpoints import Checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.base import CTC_SEARCHES
 from oasr_backend.errors import ConfigError
-from oasr_backend.features import LogMelFilterbank
-from oasr_backend.models import EncoderCaches, EncoderSpec
-from oasr_backend.models.acoustic_model import AcousticModel
+from oasr_backend.features import KaldiFrontend, LogMelFilterbank
+from oasr_backend.models import (
+    AcousticModel,
+    CtcHead,
+    EncoderCaches,
+    EncoderSpec,
+    StreamingEncoder,
+)
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.tokenizer import load_tokenizer
 from oasr_backend.types import Samples
@@ -25,18 +32,13 @@ from tests.engine_helpers import ask, chunk, noise
 DIM = 24
 
 
-class RecurrentEncoder(nn.Module):
+class RecurrentEncoder(StreamingEncoder):
     """A leaky memory over pairs of feature frames; no attention, no convolution."""
 
     spec = EncoderSpec(
-        num_mel_bins=80,
+        model_dim=DIM,
         subsampling_rate=2,
         right_context_frames=1,
-        model_dim=DIM,
-        num_kv_layers=0,
-        num_kv_heads=1,
-        head_dim=1,
-        conv_kernel_size=1,
         # The slot axis may stand anywhere.
         state_specs=(StreamStateSpec("memory", (2, DIM), slot_axis=1),),
     )
@@ -45,10 +47,7 @@ class RecurrentEncoder(nn.Module):
         super().__init__()
         self.stack = nn.Linear(2 * 80, DIM)
 
-    def tabulate_positions(self, num_positions: int) -> None:
-        """This encoder knows no positions."""
-
-    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
+    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
         x_BTD = torch.tanh(self.stack(features_BWF.unflatten(1, (-1, 2)).flatten(2)))
         memory_2BD = caches.states["memory"].gather()
         slow_BD, fast_BD = memory_2BD.unbind()
@@ -57,22 +56,17 @@ class RecurrentEncoder(nn.Module):
             slow_BD, fast_BD = 0.95 * slow_BD + x_BD, 0.5 * fast_BD + x_BD
             frames.append(fast_BD - 0.05 * slow_BD)
         caches.states["memory"].scatter(torch.stack((slow_BD, fast_BD)))
-        no_conv_LBKD = x_BTD.new_zeros((0, x_BTD.shape[0], 0, DIM))
-        return torch.stack(frames, dim=1), no_conv_LBKD
+        return torch.stack(frames, dim=1)
 
 
 def recurrent_engine(**settings: Any) -> Engine:
     torch.manual_seed(0)
-    model = AcousticModel(
-        filterbank=LogMelFilterbank(),
-        cmvn=None,
-        encoder=RecurrentEncoder(),
-        vocab_size=258,
-        blank_id=0,
-    )
+    frontend = KaldiFrontend(LogMelFilterbank())
+    model = AcousticModel(frontend, RecurrentEncoder(), [CtcHead(DIM, 258, blank_id=0)])
     tokenizer = load_tokenizer(DEMO_DIR / "units.txt", None)
-    config = ServingConfig(**{"max_streams": 3, **settings})
-    return Engine(Checkpoint(model, tokenizer), config, device=torch.device("cpu"))
+    config = ServingConfig.of(**{"max_streams": 3, **settings})
+    checkpoint = Checkpoint(model, tokenizer, CTC_SEARCHES)
+    return assemble(checkpoint, config, device=torch.device("cpu"))
 
 
 def whole_text(samples_S: Samples) -> str:
@@ -106,7 +100,7 @@ def test_a_step_that_runs_out_of_memory_late_is_heard_once() -> None:
     audio = [noise(seed, seconds=2.5) for seed in range(3)]
     expected = [whole_text(samples_S) for samples_S in audio]
     engine = recurrent_engine()
-    ctc, failures = engine.model.ctc, iter([True, False, True])
+    ctc, failures = engine.parts.model.heads["ctc"], iter([True, False, True])
 
     def out_of_memory_at_times(_module: nn.Module, _args: object) -> None:
         if next(failures, False):

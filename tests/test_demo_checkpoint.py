@@ -16,6 +16,8 @@ import soxr
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import decode_alaw, decode_mulaw
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 from tests.conftest import DEMO_DIR, Clip
@@ -27,7 +29,7 @@ MOST_LOST_AT_8_KHZ = 0.06
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="shipped_texts")
@@ -44,7 +46,7 @@ def read(clip: Clip) -> Samples:
 def transcribe(engine: Engine, utterances: Sequence[Samples], **parameters: Any) -> list[str]:
     """All of them at once, each in one request."""
     results = engine.process([
-        AudioChunk(i, samples_S, is_first=True, is_last=True, parameters=parameters)
+        AudioChunk(i, samples_S, is_first=True, is_last=True, options=StreamOptions(**parameters))
         for i, samples_S in enumerate(utterances)
     ])  # fmt: skip
     assert [result.error for result in results] == [None] * len(utterances)
@@ -58,8 +60,8 @@ def wer(clips: Sequence[Clip], texts: Sequence[str]) -> float:
 @pytest.mark.numerics
 def test_every_clip_has_the_text_of_wenets_own_streaming_loop(all_clips: list[Clip]) -> None:
     assert len(all_clips) == 70
-    settings = ServingConfig(chunk_size=16, num_left_chunks=4, tail_padding=False)
-    engine = Engine.load(DEMO_DIR, settings, device="cpu")
+    settings = ServingConfig.of(chunk_size=16, num_left_chunks=4, tail_padding=False)
+    engine = load_engine(DEMO_DIR, settings, device="cpu")
     texts = transcribe(engine, [read(clip) for clip in all_clips])
     assert texts == [clip.wenet_text for clip in all_clips]
 
@@ -168,14 +170,14 @@ def test_resampled_audio_may_be_cut_anywhere(
                 samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters={"sample_rate": rate} if start == 0 else {},
+                options=StreamOptions(sample_rate=rate) if start == 0 else None,
             )
         ])  # fmt: skip
     assert result.text == whole
 
 
 def test_half_precision_hears_the_same(engine: Engine, clips: list[Clip]) -> None:
-    half = Engine.load(DEMO_DIR, ServingConfig(dtype="bfloat16"), device="cpu")
+    half = load_engine(DEMO_DIR, ServingConfig.of(dtype="bfloat16"), device="cpu")
     utterances = [read(clip) for clip in clips[:3]]
     texts, base = transcribe(half, utterances), transcribe(engine, utterances)
     assert all(texts)
@@ -190,7 +192,7 @@ def test_words_have_times_within_the_audio_and_in_order(engine: Engine, clips: l
             samples_S,
             is_first=True,
             is_last=True,
-            parameters={"word_times": True},
+            options=StreamOptions(word_times=True),
             wants_result=True,
         )
     ])  # fmt: skip

@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.endpointing import EndpointRules, Segmenter
 from oasr_backend.types import AudioChunk, Hypothesis, Samples
@@ -82,7 +84,7 @@ def test_when_one_looks_changes_no_border(gaps: list[int], tail: int, looks: lis
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 def transcribe(
@@ -97,7 +99,7 @@ def transcribe(
                 samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters=parameters if start == 0 else {},
+                options=StreamOptions(**parameters) if start == 0 else None,
                 wants_result=True,
             )
         ])  # fmt: skip

@@ -59,7 +59,7 @@ def test_sixteen_bit_samples_share_a_step_with_floats_and_without() -> None:
     for streams in ((codes[0], codes[1]), (codes[0], codes[1] / np.float32(32768))):
         asked = [chunk(index, samples, flags="SE") for index, samples in enumerate(streams)]
         assert [result.text for result in engine.process(asked)] == alone
-    width = engine.metrics.step_width
+    width = engine.parts.metrics.step_width
     assert width.total == 2 * sum(width.counts), "a stream stepped alone"
     assert_all_is_free(engine)
 
@@ -68,9 +68,9 @@ def test_a_wide_step_in_two_parts_gives_the_same_texts(monkeypatch: pytest.Monke
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=3)
     results = engine.process([chunk(seed, noise(seed), flags="SE") for seed in range(7)])
     assert [result.text for result in results] == [text_alone(noise(seed)) for seed in range(7)]
-    width = engine.metrics.step_width
+    width = engine.parts.metrics.step_width
     assert width.counts[:4] == [1, 1, 1, 3], "four, three times seven, then two and one"
-    assert engine.metrics.compute_s == pytest.approx(engine.metrics.step_s.total)
+    assert engine.parts.metrics.compute_s == pytest.approx(engine.parts.metrics.step_s.total)
     assert_all_is_free(engine)
 
 
@@ -105,7 +105,7 @@ def test_last_windows_share_the_step_of_those_that_go_on(monkeypatch: pytest.Mon
     assert [result.text for result in results[4:]] == [
         text_alone(utterances[seed][:ends]) for seed in (4, 5)
     ]
-    width = engine.metrics.step_width
+    width = engine.parts.metrics.step_width
     assert (sum(width.counts), width.total) == (3, 3 + 5 + 2), "one window of four, three of two"
     finals = engine.process([chunk(seed, utterances[seed][ends:], flags="E") for seed in range(4)])
     assert [result.text for result in finals] == [text_alone(one) for one in utterances[:4]]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import oasr_backend.streaming.engine as engine_module
+import oasr_backend.streaming.step as step_module
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.streams import Stream
@@ -76,7 +77,7 @@ def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
 ) -> None:
     """It fails as it is read, when its streams are in flight and wait for a further window."""
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    extend, abort, num_calls = GreedySearch.extend, engine._admission.abort, itertools.count()
+    extend, abort, num_calls = GreedySearch.extend, engine.parts.admission.abort, itertools.count()
     in_flight = []
 
     def failing_first(search: GreedySearch, *args: Any) -> None:
@@ -89,7 +90,7 @@ def test_a_first_part_that_fails_late_leaves_the_third_part_alone(
         abort(stream, reason=reason)
 
     monkeypatch.setattr(GreedySearch, "extend", failing_first)
-    monkeypatch.setattr(engine._admission, "abort", watched_abort)
+    monkeypatch.setattr(engine.parts.admission, "abort", watched_abort)
     results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
     for result in results[:2]:
         error_of(result, "no such token", "send START")
@@ -104,14 +105,14 @@ def test_a_stream_that_cannot_be_freed_costs_its_rows_and_nobody_an_answer(
     is_ended: bool, num_failures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    free, num_calls = engine.caches.ctc.free_stream, itertools.count()
+    close, num_calls = engine.store.decoders.close, itertools.count()
 
-    def failing_free(generation: int) -> None:
-        free(generation)
+    def failing_close(slot: int) -> None:
+        close(slot)
         if next(num_calls) < num_failures:
             raise RuntimeError("no such row")
 
-    monkeypatch.setattr(engine.caches.ctc, "free_stream", failing_free)
+    monkeypatch.setattr(engine.store.decoders, "close", failing_close)
     audio = [noise(seed)[:WINDOW_SAMPLES] for seed in range(4)]
     if not is_ended:
         audio[0] = marked(audio[0])
@@ -135,14 +136,14 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    conclude, num_calls = engine._conclude, itertools.count()
+    conclude, num_calls = engine.stepper.conclude, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise RuntimeError("a fault of the engine")
         conclude(streams)
 
-    monkeypatch.setattr(engine, "_conclude", failing_first)
+    monkeypatch.setattr(engine.stepper, "conclude", failing_first)
     turns = engine.submit(
         [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(4)]
     )
@@ -160,15 +161,15 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
 #: Parts of a step that no guard for single streams surrounds: whose attribute, and its name.
 STEP_PARTS: tuple[tuple[Callable[[Engine], Any], str], ...] = (
     (lambda _engine: engine_module, "next_batch"),
-    (lambda _engine: engine_module, "split_step"),
+    (lambda _engine: step_module, "split_step"),
     (lambda _engine: engine_module, "on_device"),
-    (lambda engine: engine, "_without_full"),
-    (lambda engine: engine, "_launch"),
-    (lambda engine: engine, "_land"),
-    (lambda engine: engine, "_conclude"),
-    (lambda engine: engine._turns, "stepped"),
-    (lambda engine: engine._turns, "pop"),
-    (lambda engine: engine.metrics, "step_done"),
+    (lambda engine: engine.stepper, "without_full"),
+    (lambda engine: engine.stepper, "_launch"),
+    (lambda engine: engine.stepper, "_land"),
+    (lambda engine: engine.stepper, "conclude"),
+    (lambda engine: engine._queues, "stepped"),
+    (lambda engine: engine._queues, "pop"),
+    (lambda engine: engine.parts.metrics, "step_done"),
 )
 
 
@@ -215,14 +216,14 @@ def test_a_step_that_can_never_run_answers_everybody(monkeypatch: pytest.MonkeyP
 
 def test_streams_beyond_the_width_of_a_failed_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = golden_engine(max_step_streams=2)
-    step, num_calls = engine._step, itertools.count()
+    step, num_calls = engine.stepper.run, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise ZeroDivisionError("of the step itself")
         step(streams)
 
-    monkeypatch.setattr(engine, "_step", failing_first)
+    monkeypatch.setattr(engine.stepper, "run", failing_first)
     results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
     for result in results[:2]:
         error_of(result, "of the step itself", "send START")
@@ -318,7 +319,7 @@ def test_a_lost_device_makes_the_engine_unhealthy_and_every_request_unavailable(
         assert result.error is not None
         assert result.error.triton_code == "UNAVAILABLE"
         error_of(result, "illegal access", "restarted")
-    assert {sample.name: sample.value for sample in engine.samples()}["oasr_healthy"] == 0
+    assert {sample.name: sample.value for sample in engine.readings()}["oasr_healthy"] == 0
     engine.close()
     assert_all_is_free(engine)
 
@@ -339,14 +340,14 @@ def test_a_fault_in_an_answer_costs_its_stream_and_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = golden_engine()
-    told = engine._results.document
+    told = engine.parts.results.document
 
     def document(text: str, stream: Stream) -> dict[str, Any]:
         if stream.stream_id == "victim":
             raise ZeroDivisionError("of its own")
         return told(text, stream)
 
-    monkeypatch.setattr(engine._results, "document", document)
+    monkeypatch.setattr(engine.parts.results, "document", document)
     good, bad = engine.process(
         [
             chunk("good", noise(1), flags="SE", wants_result=True),
@@ -360,14 +361,14 @@ def test_a_fault_in_an_answer_costs_its_stream_and_leaves_nobody_waiting(
 
 def test_a_fault_in_admission_refuses_that_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = golden_engine()
-    admit = engine._admission.admit
+    admit = engine.parts.admission.admit
 
     def failing(request: AudioChunk, *, now_s: float) -> Stream:
         if request.stream_id == "victim":
             raise ZeroDivisionError("of its own")
         return admit(request, now_s=now_s)
 
-    monkeypatch.setattr(engine._admission, "admit", failing)
+    monkeypatch.setattr(engine.parts.admission, "admit", failing)
     bad, good = ask(
         engine, chunk("victim", noise(2), flags="SE"), chunk("good", noise(1), flags="SE")
     )
@@ -388,7 +389,7 @@ def test_unlimited_history_ends_at_its_ceiling_with_a_text() -> None:
     assert (result.document["audio_s"], result.document["decoded_s"]) == (6.0, 3 * 0.64)
     heard = samples[: WINDOW_SAMPLES + 2 * STRIDE_SAMPLES]
     assert result.text == text_alone(heard, num_left_chunks=-1, tail_padding=False)
-    assert engine.caches.pool.num_free_blocks == engine.caches.pool.num_blocks
+    assert engine.store.kv.pool.num_free_blocks == engine.store.kv.pool.num_blocks
     message = error_of(ask_one(engine, "a", samples), "'a'", "length", "send START")
     assert "48 frames" in message
     assert ask_one(engine, "a", samples, flags="SE").error is None
@@ -414,13 +415,13 @@ def test_a_neighbour_at_its_ceiling_disturbs_nobody() -> None:
     )
     assert long.error is None
     assert result.text == text_alone(short, num_left_chunks=-1)
-    assert +engine.metrics.finished == {"end": 1, "length": 1}
+    assert +engine.parts.metrics.finished == {"end": 1, "length": 1}
 
 
 @pytest.mark.parametrize("num_left_chunks", [0, 1, 4])
 def test_a_long_stream_holds_a_bounded_number_of_blocks(num_left_chunks: int) -> None:
     engine = golden_engine(num_left_chunks=num_left_chunks, position_limit_frames=200)
-    pool = engine.caches.pool
+    pool = engine.store.kv.pool
     ask_one(engine, "a", flags="S")
     for seed in range(12):
         ask_one(engine, "a", noise(seed, seconds=2))
@@ -436,4 +437,4 @@ def test_hundreds_of_short_streams_leave_every_block_free() -> None:
     for round_number in range(50):
         ask(engine, *(chunk(f"{round_number}-{i}", noise(i)[:12000], flags="SE") for i in range(8)))
     assert_all_is_free(engine)
-    assert engine.metrics.streams_opened == 400
+    assert engine.parts.metrics.streams_opened == 400

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.errors import ConfigError
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult, Samples
 from tests.decoder_checkpoint import reference, write_checkpoint
@@ -58,8 +59,9 @@ def _new_engine(directory: Path) -> NewEngine:
 
 def engine_of(directory: Path, **settings: Any) -> Engine:
     clock = settings.pop("clock", ManualClock())
-    config = ServingConfig(**{"max_streams": 8, **settings})
-    return Engine(load_wenet(directory), config, device=torch.device("cpu"), clock=clock)
+    config = ServingConfig.of(**{"max_streams": 8, **settings})
+    checkpoint = open_checkpoint(directory).load()
+    return assemble(checkpoint, config, device=torch.device("cpu"), clock=clock)
 
 
 def told(engine: Engine, samples_S: Samples, **parameters: Any) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def without_time(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def rescorer_of(engine: Engine) -> Rescorer:
-    rescorer = engine.caches.ctc._rescorer
+    rescorer = engine.store.decoders.group._final_order._second_pass
     assert isinstance(rescorer, Rescorer)
     return rescorer
 
@@ -100,7 +102,7 @@ def failing_decoder(engine: Engine, error: Exception) -> Iterator[None]:
 def encoder_output(engine: Engine, samples_S: Samples) -> Tensor:
     """(T, D) frames of one stream, as they go into the CTC head."""
     heard: list[Tensor] = []
-    hook = engine.model.ctc.register_forward_pre_hook(
+    hook = engine.parts.model.heads["ctc"].register_forward_pre_hook(
         lambda _, inputs: heard.append(inputs[0][0].clone())
     )
     document = told(engine, samples_S, **BEAM)
@@ -203,13 +205,13 @@ def test_a_request_is_answered_while_the_attention_decoder_runs(new_engine: NewE
     engine = new_engine()
     answered: list[bool] = []
 
-    def meanwhile(_module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
+    def at_that_time(_module: torch.nn.Module, _inputs: tuple[Any, ...]) -> None:
         other = threading.Thread(target=lambda: engine.submit([chunk("b", flags="S")]))
         other.start()
         other.join(60)
         answered.append(not other.is_alive())
 
-    hook = rescorer_of(engine)._decoder.left.register_forward_pre_hook(meanwhile)
+    hook = rescorer_of(engine)._decoder.left.register_forward_pre_hook(at_that_time)
     assert told(engine, CLIPS[0], **RESCORED)["rescored"] is True
     hook.remove()
     assert answered == [True]
@@ -259,7 +261,7 @@ def test_frames_come_back_however_a_stream_ends(new_engine: NewEngine, way: str)
         clock.now_s += 1000
         engine.close_idle()
     elif way == "failed":
-        hook = engine.model.ctc.register_forward_pre_hook(lambda *_: 1 / 0)
+        hook = engine.parts.model.heads["ctc"].register_forward_pre_hook(lambda *_: 1 / 0)
         assert ask_one(engine, "a", CLIPS[0]).error is not None
         hook.remove()
     else:

@@ -110,7 +110,7 @@ def test_frames_are_counted_without_padding(num_samples: int, num_frames: int) -
     features = LogMelFilterbank()(torch.zeros(3, num_samples))
     assert features.shape == (3, num_frames, 80)
     assert features.dtype == torch.float32
-    assert FbankConfig().num_frames(num_samples) == num_frames
+    assert FbankConfig().geometry.num_frames(num_samples) == num_frames
 
 
 def test_features_stay_float32_under_autocast_and_other_input_types() -> None:

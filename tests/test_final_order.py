@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from tests.decoder_checkpoint import write_checkpoint
 from tests.engine_helpers import ask, ask_one, assert_all_is_free, chunk, golden_engine, noise
@@ -20,29 +21,29 @@ from tests.result_schema import check_document
 def _lm_engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """A model whose texts end behind some units rather than behind others, and a decoder."""
     directory = write_checkpoint(tmp_path_factory.mktemp("bi") / "checkpoint")
-    tokenizer = load_wenet(directory).tokenizer
+    tokenizer = open_checkpoint(directory).load().tokenizer
     symbols = tokenizer.pieces(range(2, tokenizer.vocab_size))
     chance = np.random.default_rng(3)
     entries = {(symbol,): (-1.0, -0.5) for symbol in ("<unk>", "</s>", "<s>", *symbols)}
     for symbol in symbols:
         entries[symbol, "</s>"] = (-float(chance.uniform(0, 9)), 0.0)
     path = write(tmp_path_factory.mktemp("lm"), arpa(entries))
-    config = ServingConfig(lm_path=str(path), lm_weight=0.3, tail_padding=False, max_streams=8)
-    return Engine.load(directory, config, device="cpu")
+    config = ServingConfig.of(lm_path=str(path), lm_weight=0.3, tail_padding=False, max_streams=8)
+    return load_engine(directory, config, device="cpu")
 
 
 WITH_LM = {"decoder": "prefix_beam", "use_lm": True, "nbest": 10}
 
 
 def test_the_end_of_a_text_is_weighed_once_the_stream_ends(lm_engine: Engine) -> None:
-    scorer = lm_engine.caches.ctc._language_model
+    scorer = lm_engine.store.decoders.group._final_order._language_model
     assert scorer is not None
     changes = 0
     for seed in range(4):
         begun = chunk("a", noise(seed), flags="S", parameters=WITH_LM, wants_result=True)
         (partial,) = ask(lm_engine, begun)
         (stream,) = lm_engine.streams
-        beam = lm_engine.caches.ctc.nbest(stream.generation, 10)
+        beam = lm_engine.store.decoders.nbest(stream.slot, 10)
         assert check_document(partial.document)["nbest"][0]["tokens"] == list(beam[0].tokens)
         final = check_document(ask_one(lm_engine, "a", flags="E", wants_result=True).document)
         gains = [scorer.ended([[one._replace(score=0.0)]])[0][0].score for one in beam]
@@ -110,7 +111,7 @@ def scores_of(engine: Engine, **options: Any) -> dict[tuple[int, ...], float]:
 
 def test_rescoring_goes_on_from_the_order_with_the_ends(lm_engine: Engine) -> None:
     """What the attention decoder adds to half of a beam's score is the same with and without."""
-    ctc_weight = lm_engine.config.rescoring_ctc_weight
+    ctc_weight = lm_engine.config.search.rescoring_ctc_weight
     added = []
     for use_lm in (True, False):
         beam = scores_of(lm_engine, use_lm=use_lm)

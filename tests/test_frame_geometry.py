@@ -11,13 +11,15 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.features import StreamingResampler
+from oasr_backend.features import FbankConfig, StreamingResampler
+from oasr_backend.options import StreamOptions
 from oasr_backend.parity import stream_log_probs
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
-from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, refusal
+from tests.checkpoint_helpers import copy_golden, edit_config, edit_features, kaldi, refusal
 from tests.engine_helpers import noise
 
 FloatArray = npt.NDArray[np.float32]
@@ -56,6 +58,10 @@ def kaldi_features(samples_S: FloatArray, rate: int, options: dict[str, Any]) ->
     return np.stack([fbank.get_frame(i) for i in range(fbank.num_frames_ready)])
 
 
+def fbank(directory: Path) -> FbankConfig:
+    return kaldi(open_checkpoint(directory).load().model).filterbank.config
+
+
 def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[str, Any]]:
     """The log-probs (T', V) of one stream in pieces, and its last document."""
     outputs: list[FloatArray] = []
@@ -63,12 +69,12 @@ def streamed(engine: Engine, samples_S: FloatArray) -> tuple[FloatArray, dict[st
     def keep(_module: torch.nn.Module, _inputs: Any, logits_BTV: torch.Tensor) -> None:
         outputs.append(logits_BTV[0].float().log_softmax(-1).numpy())
 
-    handle = engine.model.ctc.register_forward_hook(keep)
+    handle = engine.parts.model.heads["ctc"].register_forward_hook(keep)
     document: dict[str, Any] = {}
     for start in range(0, samples_S.size, 3000):
         is_last = start + 3000 >= samples_S.size
-        parameters = {} if start else {"sample_rate": CLIENT_RATE_HZ}
-        chunk = AudioChunk("a", samples_S[start : start + 3000], start == 0, is_last, parameters)
+        options = None if start else StreamOptions(sample_rate=CLIENT_RATE_HZ)
+        chunk = AudioChunk("a", samples_S[start : start + 3000], start == 0, is_last, options)
         (result,) = engine.process([chunk._replace(wants_result=True)])
         assert result.error is None, result.error
         document = dict(result.document or {})
@@ -85,7 +91,7 @@ def test_a_stream_is_decoded_from_kaldis_frames_of_the_models_own_geometry(
     resampler = StreamingResampler(CLIENT_RATE_HZ, rate)
     heard_S = np.concatenate([resampler.accept(samples_S), resampler.finish()])
     feats_TF = kaldi_features(heard_S, rate, options)
-    engine = Engine.load(directory, ServingConfig(**SERVER, tail_padding=False), device="cpu")
+    engine = load_engine(directory, ServingConfig.of(**SERVER, tail_padding=False), device="cpu")
     log_probs_TV, document = streamed(engine, samples_S)
     expected_TV = stream_log_probs(directory, feats_TF, **SERVER)
     assert log_probs_TV.shape == expected_TV.shape
@@ -99,32 +105,32 @@ def test_an_encoder_frame_lasts_as_long_as_the_frames_that_it_is_made_of(
     directory: Path, rate: int, options: dict[str, Any]
 ) -> None:
     edit_features(directory, sample_rate=rate, **options)
-    engine = Engine.load(directory, ServingConfig(), device="cpu")
+    engine = load_engine(directory, ServingConfig(), device="cpu")
     shift_s = int(rate * options["frame_shift"] / 1000) / rate
-    assert engine.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
-    parameters = {"word_times": True, "sample_rate": CLIENT_RATE_HZ}
+    assert engine.parts.geometry.encoder_frame_s == pytest.approx(4 * shift_s)
+    options = StreamOptions(word_times=True, sample_rate=CLIENT_RATE_HZ)
     samples_S = noise(3, seconds=6.0)
-    chunk = AudioChunk("a", samples_S, is_first=True, is_last=True, parameters=parameters)
+    chunk = AudioChunk("a", samples_S, is_first=True, is_last=True, options=options)
     (result,) = engine.process([chunk._replace(wants_result=True)])
     assert result.document is not None
     starts_s = np.array([token["start_s"] for token in result.document["tokens"]])
     # Tokens of the padding share the end of the audio, and those close before them make room.
     starts_s = starts_s[starts_s < 2.0]
     assert starts_s.size
-    frames = (starts_s / engine.geometry.encoder_frame_s).round()
+    frames = (starts_s / engine.parts.geometry.encoder_frame_s).round()
     # Times are rounded to a thousandth.
-    assert np.abs(frames * engine.geometry.encoder_frame_s - starts_s).max() <= 0.00051
+    assert np.abs(frames * engine.parts.geometry.encoder_frame_s - starts_s).max() <= 0.00051
 
 
 def test_the_longest_frame_lasts_a_second(directory: Path) -> None:
     edit_features(directory, frame_length=1000, frame_shift=500)
-    assert load_wenet(directory).model.filterbank.config.frame_length_samples == 16000
+    assert fbank(directory).frame_length_samples == 16000
 
 
 def test_dither_belongs_to_training(directory: Path) -> None:
-    plain = load_wenet(directory).model.filterbank.config
+    plain = fbank(directory)
     edit_features(directory, dither=1.0)
-    assert load_wenet(directory).model.filterbank.config == plain
+    assert fbank(directory) == plain
     assert plain.dither == 0.0
 
 

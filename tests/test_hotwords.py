@@ -175,8 +175,8 @@ def test_neighbours_of_a_stream_with_hotwords_are_what_they_were() -> None:
 
 
 def spellable(engine: Engine, count: int) -> list[str]:
-    """The model has a unit of its own for each of these words."""
-    tokenizer = engine._results._tokenizer
+    """Words that the model has a unit of its own for."""
+    tokenizer = engine.parts.results._tokenizer
     units = [unit for unit in range(tokenizer.vocab_size) if tokenizer.starts_word(unit)]
     words = [tokenizer.decode([unit]) for unit in units]
     return [word for word in words if word][:count]
@@ -220,5 +220,5 @@ def test_many_streams_with_phrases_come_and_go_and_leave_nothing() -> None:
                   parameters={**BEAM, "hotwords": phrases[(i + round_number) % 6]})
             for i in range(8)
         ))  # fmt: skip
-    assert +engine.metrics.finished == {"end": 96}
+    assert +engine.parts.metrics.finished == {"end": 96}
     assert_all_is_free(engine)

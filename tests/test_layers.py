@@ -21,8 +21,9 @@ CLIENT = ROOT / "client" / "oasr_client"
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
     ("errors", "device"),
+    ("options",),
     ("types", "config"),
-    ("options", "metrics", "kernels"),
+    ("metrics", "kernels"),
     ("features", "text"),
     ("decoders",),
     ("cache",),

@@ -17,7 +17,7 @@ LAP_S = 240.0
 @pytest.fixture(scope="module", name="laps")
 def _laps() -> list[LapResult]:
     """Twelve minutes; positions are re-based every 13 s."""
-    config = ServingConfig(max_streams=1, position_limit_frames=400)
+    config = ServingConfig.of(max_streams=1, position_limit_frames=400)
     return play(config, lap_s=LAP_S, num_laps=3)
 
 

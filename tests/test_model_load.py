@@ -61,7 +61,7 @@ def test_a_gpu_beyond_the_last_is_refused_with_those_that_are_there() -> None:
 
 def test_a_gpu_that_triton_chose_is_laid_at_its_door() -> None:
     args = arguments(kind="GPU")
-    device = device_of(ServingConfig().device, args, num_gpus=1)
+    device = device_of(ServingConfig().model.device, args, num_gpus=1)
     with pytest.raises(ConfigError, match=r"device='auto' is cuda:3 by .*instance_group, .* none"):
         check_gpu(device, "auto", num_gpus=1)
 
@@ -103,4 +103,4 @@ def test_the_idle_limit_that_excludes_the_other_is_named_where_it_was_set(
 
 def test_limits_in_the_right_order_are_taken() -> None:
     args = arguments(dead_after_s="80")
-    assert load_engine(args, read_config(args)).config.dead_after_s == 80
+    assert load_engine(args, read_config(args)).config.server.dead_after_s == 80

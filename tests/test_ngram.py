@@ -16,10 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder
 from oasr_backend.errors import ConfigError
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk, Hypothesis
 from tests.conftest import DEMO_DIR, Clip
@@ -135,7 +137,7 @@ def test_only_what_the_file_says_of_unknown_units_counts_for_them(tmp_path: Path
 
 def bigrams(texts: Iterable[str]) -> dict[tuple[str, ...], tuple[float, float]]:
     """Counts over the demo model's units, with absolute discounting."""
-    tokenizer = load_wenet(DEMO_DIR).tokenizer
+    tokenizer = open_checkpoint(DEMO_DIR).load().tokenizer
     pairs: Counter[tuple[str, ...]] = Counter()
     for text in texts:
         units = ["<s>", *tokenizer.pieces(tokenizer.encode(text) or [])]
@@ -159,7 +161,7 @@ def transcribe(engine: Engine, clips: Sequence[Clip], **parameters: Any) -> list
             soundfile.read(clip.path, dtype="float32")[0],
             is_first=True,
             is_last=True,
-            parameters={"decoder": "prefix_beam", **parameters},
+            options=StreamOptions(decoder="prefix_beam", **parameters),
         )
         for index, clip in enumerate(clips)
     ])  # fmt: skip
@@ -172,13 +174,13 @@ def test_a_model_of_what_is_said_lowers_the_error_rate(
 ) -> None:
     """The mechanism only: the n-grams come from the very texts, so the gain says nothing else."""
     clips, truth = all_clips[:12], [clip.text for clip in all_clips[:12]]
-    config = ServingConfig(lm_path=str(write(tmp_path, arpa(bigrams(truth)))))
-    engine = Engine.load(DEMO_DIR, config, device="cpu")
+    config = ServingConfig.of(lm_path=str(write(tmp_path, arpa(bigrams(truth)))))
+    engine = load_engine(DEMO_DIR, config, device="cpu")
     plain, fused = transcribe(engine, clips), transcribe(engine, clips, use_lm=True)
     assert jiwer.wer(truth, fused) < jiwer.wer(truth, plain) - 0.02
     hotwords = transcribe(engine, clips, use_lm=True, hotwords="PROTECTIVE|COMMISSION")
     assert jiwer.wer(truth, hotwords) < jiwer.wer(truth, plain) - 0.02
-    assert len(engine.caches.ctc.kinds) == 3
+    assert len(engine.store.decoders.kinds) == 3
     assert_all_is_free(engine)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.store import StepRows
 from tests.engine_helpers import STRIDE_SAMPLES, WINDOW_SAMPLES, golden_engine, noise
 from tests.same_results import TOLERANCE
 
@@ -17,28 +18,29 @@ WIDTHS = (4, 6, 8, 16, 24, 48)
 
 
 class Stepper:
-    """Drives the device step of an engine by hand, one generation a stream."""
+    """Drives the device step of an engine by hand, one slot a stream."""
 
     def __init__(self, engine: Engine, num_streams: int, lane_S: Tensor) -> None:
         """`lane_S` is the window that every row of padding holds."""
         self._engine = engine
-        self._caches = engine.caches
+        self._store = engine.store
         self._lane_S = lane_S
-        self.generations = list(range(num_streams))
-        for generation in self.generations:
-            self._caches.open(generation)
+        options = engine.parts.admission.defaults
+        self.slots_B = np.array([self._store.open(options) for _ in range(num_streams)])
 
     @torch.inference_mode()
     def step(self, windows_BS: Tensor, num_frames: list[int], *, width: int) -> Tensor:
         """(B, T, V) logits of the real rows; rows past them are the padding lane's."""
-        self._caches.prepare(self.generations)
-        rows_3W = self._caches.row_data(self.generations, num_frames, width=width)
+        rows = StepRows(self.slots_B, np.array(num_frames))
+        self._store.prepare(rows.slots_B)
+        rows_3W = np.empty((3, width), dtype=np.int64)
+        self._store.write_row_data(rows, rows_3W)
         padded_WS = self._lane_S.repeat(width, 1)
-        padded_WS[: len(self.generations)] = windows_BS
-        padded = self._engine._runner._device_step(padded_WS, torch.from_numpy(rows_3W))
-        output = padded.first(len(self.generations))
-        self._caches.commit(self.generations, num_frames, output)()
-        return output.logits_BTV.clone()
+        padded_WS[: rows.width] = windows_BS
+        padded = self._engine.parts.runner.device_step(padded_WS, torch.from_numpy(rows_3W))
+        output = padded.first(rows.width)
+        self._store.commit(rows, output)()
+        return output.heads["ctc"].clone()
 
 
 def all_logits(width: int, *, lane_S: Tensor | None = None, num_streams: int = 4) -> Tensor:

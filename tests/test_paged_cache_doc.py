@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from oasr_backend.cache import AttentionCacheManager, BlockPool, CacheConfig, bytes_per_kv_block
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from tests.conftest import DEMO_DIR, ROOT
 
 DOCUMENT = (ROOT / "docs" / "paged_cache.md").read_text(encoding="utf-8")
@@ -71,8 +71,8 @@ class Scene:
         """Of each held block: its stream and its column in the stream's table row."""
         owners = {}
         for stream_id in self.open_ids:
-            row = self.manager.tables.host_table[self.manager.slot_of(stream_id)]
-            held = self.manager.blocks_of(stream_id)
+            row = self.manager.store.tables.host_table[self.manager.slot_of(stream_id)]
+            held = self.manager.store.blocks_of(self.manager.slot_of(stream_id))
             owners.update({int(row[i]): (stream_id, i) for i in range(len(held))})
         return owners
 
@@ -81,7 +81,7 @@ class Scene:
         if owner is None:
             return "-"
         stream_id, column = owner
-        slot, tables = self.manager.slot_of(stream_id), self.manager.tables
+        slot, tables = self.manager.slot_of(stream_id), self.manager.store.tables
         start, end = int(tables.host_starts[slot]), int(tables.host_seqlens[slot])
         k_THD, _ = self.pool.get_kv_block_view(0, block_id)
         cells = ""
@@ -93,7 +93,7 @@ class Scene:
     def draw_numbers(self, stream_id: str) -> str:
         if stream_id not in self.open_ids:
             return "-"
-        slot, tables = self.manager.slot_of(stream_id), self.manager.tables
+        slot, tables = self.manager.slot_of(stream_id), self.manager.store.tables
         (position,) = self.manager.position_offsets([stream_id])
         return f"{tables.host_starts[slot]} {tables.host_seqlens[slot]:2} {position:2}"
 
@@ -204,9 +204,10 @@ def served_config(
 
 def demo_config() -> CacheConfig:
     """The shape of the shipped checkpoint."""
-    spec = load_wenet(DEMO_DIR).model.spec
-    assert spec.num_kv_heads == 4
-    return served_config(spec.num_kv_layers, spec.head_dim, torch.float32)
+    attention = open_checkpoint(DEMO_DIR).info.encoder.attention
+    assert attention is not None
+    assert attention.num_kv_heads == 4
+    return served_config(attention.num_layers, attention.head_dim, torch.float32)
 
 
 def draw_sizing() -> str:

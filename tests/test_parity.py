@@ -49,7 +49,7 @@ class Golden:
 
     @property
     def config(self) -> ServingConfig:
-        return ServingConfig(chunk_size=self.chunk_size, num_left_chunks=self.num_left_chunks)
+        return ServingConfig.of(chunk_size=self.chunk_size, num_left_chunks=self.num_left_chunks)
 
 
 @cache
@@ -109,7 +109,7 @@ def test_greedy_tokens_equal_those_of_wenet(golden: Golden) -> None:
 
 
 def test_prefix_beam_tokens_and_score_equal_those_of_wenet(golden: Golden) -> None:
-    config = ServingConfig(
+    config = ServingConfig.of(
         chunk_size=golden.chunk_size,
         num_left_chunks=golden.num_left_chunks,
         decoder="prefix_beam",
@@ -127,7 +127,7 @@ def test_sixteen_interleaved_copies_of_any_length_and_phase_each_equal_wenet(
     total = len(golden.feats_TF)
     # A prefix is exact up to its last full chunk: the frames after it see a shorter chunk.
     lengths = [total, *generator.integers(total // 3, total, size=15).tolist()]
-    config = ServingConfig(
+    config = ServingConfig.of(
         chunk_size=golden.chunk_size,
         num_left_chunks=golden.num_left_chunks,
         block_size_frames=block_chunks * golden.chunk_size,

@@ -9,26 +9,22 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import EncoderSpec
+from oasr_backend.models import AttentionSpec, EncoderSpec
 from oasr_backend.streaming.store import build_cache_config
 
 MIB = 1 << 20
 #: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.
 SPEC = EncoderSpec(
-    num_mel_bins=80,
+    model_dim=256,
     subsampling_rate=4,
     right_context_frames=6,
-    model_dim=256,
-    num_kv_layers=12,
-    num_kv_heads=4,
-    head_dim=64,
-    conv_kernel_size=15,
+    attention=AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64),
 )
 CPU = torch.device("cpu")
 
 
 def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
-    config = ServingConfig(**settings).with_defaults(on_gpu=device.type == "cuda")
+    config = ServingConfig.of(**settings).with_defaults(on_gpu=device.type == "cuda")
     return build_cache_config(config, SPEC, device=device, dtype=torch.float32).pool_blocks
 
 
@@ -56,11 +52,11 @@ def test_the_pool_is_what_its_streams_need() -> None:
 )
 def test_too_small_a_budget_names_one_that_is_enough(settings: dict[str, int]) -> None:
     text = refusal(**settings)
-    config = ServingConfig(**settings).with_defaults(on_gpu=False)
-    assert f"max_streams={config.max_streams} streams" in text
-    assert f"but cpu_kv_budget_mib={config.cpu_kv_budget_mib}; set cpu_kv_budget_mib=" in text
+    config = ServingConfig.of(**settings).with_defaults(on_gpu=False)
+    assert f"max_streams={config.step.max_streams} streams" in text
+    assert f"but cpu_kv_budget_mib={config.cache.cpu_kv_budget_mib}; set cpu_kv_budget_mib=" in text
     enough = int(text.rpartition("set cpu_kv_budget_mib=")[2].partition(",")[0])
-    assert pool_blocks(**{**settings, "cpu_kv_budget_mib": enough}) >= config.max_streams
+    assert pool_blocks(**{**settings, "cpu_kv_budget_mib": enough}) >= config.step.max_streams
     assert refusal(**{**settings, "cpu_kv_budget_mib": enough - 1})
 
 

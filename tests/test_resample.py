@@ -29,7 +29,7 @@ def tone(freq_hz: float, rate: int, seconds: float = 1.0) -> Samples:
 
 
 def resample(samples: Samples, rate: int, cuts: list[int]) -> Samples:
-    resampler = StreamingResampler(rate)
+    resampler = StreamingResampler(rate, 16000)
     pieces = [resampler.accept(piece) for piece in np.split(samples, sorted(cuts))]
     return np.concatenate([*pieces, resampler.finish()])
 
@@ -63,25 +63,25 @@ def test_what_lies_above_the_new_nyquist_frequency_is_gone() -> None:
 
 def test_equal_rates_pass_samples_untouched_and_at_once() -> None:
     samples = tone(440.0, 16000)
-    resampler = StreamingResampler(16000)
+    resampler = StreamingResampler(16000, 16000)
     assert resampler.accept(samples) is samples
     assert resampler.finish().size == 0
 
 
 def test_a_stream_without_samples_gives_none() -> None:
     for rate in (8000, 16000, 48000):
-        assert StreamingResampler(rate).finish().size == 0
+        assert StreamingResampler(rate, 16000).finish().size == 0
 
 
 @pytest.mark.parametrize("rate", [0, -16000, 7999, 48001])
 def test_a_rate_outside_the_limits_is_refused_by_name(rate: int) -> None:
     with pytest.raises(InvalidRequestError, match=rf"{rate} Hz is outside 8000\.\.48000"):
-        StreamingResampler(rate)
+        StreamingResampler(rate, 16000)
 
 
 @pytest.mark.parametrize("rate", [8000, 16000])
 def test_samples_after_the_end_are_refused(rate: int) -> None:
-    resampler = StreamingResampler(rate)
+    resampler = StreamingResampler(rate, 16000)
     resampler.finish()
     with pytest.raises(StreamStateError, match="after the end"):
         resampler.accept(tone(440.0, rate))
@@ -91,7 +91,7 @@ def test_samples_after_the_end_are_refused(rate: int) -> None:
 
 def test_samples_of_another_type_are_refused() -> None:
     with pytest.raises(StreamStateError, match="float64"):
-        StreamingResampler(8000).accept(np.zeros(10))
+        StreamingResampler(8000, 16000).accept(np.zeros(10))
 
 
 @pytest.mark.parametrize(("decode", "subtype"), [(decode_mulaw, "ULAW"), (decode_alaw, "ALAW")])
@@ -126,7 +126,7 @@ def test_decoding_gives_the_caller_an_array_of_its_own() -> None:
 
 def test_pcm16_is_resampled_as_the_float32_it_stands_for() -> None:
     pcm16 = np.random.default_rng(0).integers(-32768, 32768, 8000).astype(np.int16)
-    as_pcm16, as_float32 = StreamingResampler(8000), StreamingResampler(8000)
+    as_pcm16, as_float32 = StreamingResampler(8000, 16000), StreamingResampler(8000, 16000)
     expected = as_float32.accept(pcm16.astype(np.float32) / np.float32(32768))
     assert np.array_equal(as_pcm16.accept(pcm16), expected)
     assert np.array_equal(as_pcm16.finish(), as_float32.finish())

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.decoders.second_pass import rescorer
-from oasr_backend.decoders.second_pass.base import Memory, NoDecoder
-from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
+from oasr_backend.decoders.second_pass.base import Memory, NBests, NoDecoder
+from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames, Taken
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.types import Hypothesis
@@ -25,6 +25,8 @@ from tests.same_results import TOLERANCE, assert_same_results
 KINDS = ("transformer", "bitransformer")
 CPU = torch.device("cpu")
 BLOCK = 4
+#: A slot whose stream is not kept.
+STRANGER = 500
 CTC_WEIGHT = 0.5
 
 
@@ -39,7 +41,7 @@ def _decoder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> RescoringDe
 
 
 def loaded(directory: Path, kind: str) -> RescoringDecoder:
-    decoder = load_wenet(write_checkpoint(directory, kind)).decoder
+    decoder = open_checkpoint(write_checkpoint(directory, kind)).load().second_pass
     assert isinstance(decoder, RescoringDecoder)
     decoder.prepare(device=CPU, dtype=torch.float32)
     return decoder
@@ -129,10 +131,17 @@ def feed(store: EncodedFrames, pieces: dict[int, Tensor]) -> None:
         torch.cat([piece, torch.full((BLOCK - len(piece), MODEL_DIM), float("nan"))])
         for piece in pieces.values()
     ]
-    store.append(list(pieces), [len(piece) for piece in pieces.values()], torch.stack(rows))
+    counts = [len(piece) for piece in pieces.values()]
+    store.append(np.array(list(pieces)), np.array(counts), torch.stack(rows))
 
 
-def test_kept_frames_come_back_whole_whoever_else_comes_and_goes() -> None:
+def heard_by(store: EncodedFrames, slots: list[int]) -> Memory:
+    """What the encoder heard of these streams, which are kept as before."""
+    taken = [Taken(list(store._blocks[slot]), store.num_frames(slot)) for slot in slots]
+    return store.gather(taken)
+
+
+def test_kept_frames_come_back_whole_whatever_else_comes_and_goes() -> None:
     """Streams open, step, end short and close at random; none sees another's frames, or NaN."""
     chance, store = np.random.default_rng(0), new_frames()
     heard: dict[int, Tensor] = {}
@@ -147,14 +156,14 @@ def test_kept_frames_come_back_whole_whoever_else_comes_and_goes() -> None:
         ]
         pieces = {one: frames(step * 100 + one, n) for one, n in zip(going_on, counts, strict=True)}
         if pieces:
-            feed(store, {**pieces, -1: frames(step, BLOCK)})
+            feed(store, {**pieces, STRANGER: frames(step, BLOCK)})
         for one, piece in pieces.items():
             heard[one] = torch.cat([heard[one], piece])
             if len(piece) < BLOCK:
                 ended.add(one)
         with_frames = [one for one in heard if len(heard[one])]
         if with_frames:
-            memory = store.gather(with_frames)
+            memory = heard_by(store, with_frames)
             for row, one in enumerate(with_frames):
                 count = len(heard[one])
                 assert torch.equal(memory.encoded_STD[row, :count], heard[one])
@@ -163,7 +172,7 @@ def test_kept_frames_come_back_whole_whoever_else_comes_and_goes() -> None:
         for one in [one for one in heard if chance.random() < 0.05]:
             store.close(one)
             del heard[one]
-        store.check_integrity()
+        store.check_integrity(heard)
     assert store.num_blocks > 32, "the buffer grew"
     for one in heard:
         store.close(one)
@@ -194,9 +203,9 @@ def test_a_stream_that_gets_too_long_gives_its_blocks_back_and_disturbs_no_other
     assert (1 in store, 2 in store) == (False, True)
     assert store.num_free_blocks == store.num_blocks - 2
     assert torch.equal(
-        store.gather([2]).encoded_STD[0], torch.cat([frames(1, BLOCK), frames(2, BLOCK)])
+        heard_by(store, [2]).encoded_STD[0], torch.cat([frames(1, BLOCK), frames(2, BLOCK)])
     )
-    store.check_integrity()
+    store.check_integrity({1, 2})
 
 
 def hypotheses(nbest: list[tuple[int, ...]]) -> list[Hypothesis]:
@@ -213,6 +222,17 @@ def filled(decoder: RescoringDecoder) -> Rescorer:
     return made
 
 
+def rescored(made: Rescorer, nbests: NBests) -> dict[int, list[Hypothesis]]:
+    """From end to end, with nothing in between."""
+    rescoring = made.take(nbests)
+    if rescoring is None:
+        return {}
+    rescoring.weigh()
+    found = rescoring.settle()
+    made.check_integrity(frozenset(ALL))
+    return found
+
+
 ALL = {one: hypotheses(nbest) for one, nbest in enumerate(NBESTS)}
 
 
@@ -227,7 +247,7 @@ def test_the_new_order_is_that_of_the_combined_scores(
     hook = decoder.left.register_forward_pre_hook(
         lambda _, inputs: sizes.append((inputs[0].shape[0], inputs[0].numel()))
     )
-    found = filled(decoder).rescore(ALL)
+    found = rescored(filled(decoder), ALL)
     hook.remove()
     assert all(rows <= most_rows or streams == 1 for streams, rows in sizes)
     assert (len(sizes) == 1) == (most_rows == 10_000)
@@ -244,13 +264,14 @@ def test_the_new_order_is_that_of_the_combined_scores(
 
 def test_equal_scores_keep_the_order_of_the_beam(decoder: RescoringDecoder) -> None:
     twins = [Hypothesis((3,), -1.0, times=(1,)), Hypothesis((3,), -1.0, times=(2,))]
-    assert [one.times for one in filled(decoder).rescore({0: twins})[0]] == [(1,), (2,)]
+    assert [one.times for one in rescored(filled(decoder), {0: twins})[0]] == [(1,), (2,)]
 
 
 def test_a_stream_without_frames_or_unknown_is_left_as_it_is(decoder: RescoringDecoder) -> None:
     made = Rescorer(decoder, new_frames(), ctc_weight=CTC_WEIGHT)
     made.open(1)
-    assert made.rescore({1: hypotheses([()]), 2: hypotheses([()])}) == {}
+    assert made.take({1: hypotheses([()]), 2: hypotheses([()])}) is None
+    assert 1 not in made, "it has ended"
 
 
 def test_a_fault_costs_the_streams_of_its_pass_their_new_order_and_nothing_else(
@@ -263,7 +284,7 @@ def test_a_fault_costs_the_streams_of_its_pass_their_new_order_and_nothing_else(
             raise torch.OutOfMemoryError("full")
 
     hook = decoder.left.register_forward_pre_hook(fault)
-    found = filled(decoder).rescore(ALL)
+    found = rescored(filled(decoder), ALL)
     hook.remove()
     assert set(found) == {0, 1, 3}
     assert "event=rescoring_failed" in caplog.text
@@ -273,9 +294,10 @@ def test_scores_that_are_not_finite_change_no_order(
     decoder: RescoringDecoder, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = filled(decoder)
-    made.open("nan")
-    made.frames.append(["nan"], [BLOCK], torch.full((1, BLOCK, MODEL_DIM), float("nan")))
-    found = made.rescore({**ALL, "nan": hypotheses([(1, 2), (3,)])})
+    made.open(9)
+    nan_BTD = torch.full((1, BLOCK, MODEL_DIM), float("nan"))
+    made.frames.append(np.array([9]), np.array([BLOCK]), nan_BTD)
+    found = rescored(made, {**ALL, 9: hypotheses([(1, 2), (3,)])})
     assert set(found) == set(ALL)
     assert "not finite" in caplog.text
 
@@ -291,10 +313,34 @@ def test_no_room_for_frames_gives_up_rescoring_of_that_steps_streams(
     monkeypatch.setattr(made.frames, "_double", full)
     step = torch.zeros(2, BLOCK, MODEL_DIM)
     for _ in range(made.frames.num_free_blocks // 2 + 1):
-        made.keep([2, 3], [BLOCK, BLOCK], step)
+        made.keep(np.array([2, 3]), np.array([BLOCK, BLOCK]), step)
     assert [one in made.frames for one in ALL] == [True, True, False, False]
     assert "event=rescoring_given_up" in caplog.text
-    made.frames.check_integrity()
+    made.check_integrity(frozenset(ALL))
+
+
+def test_frames_that_were_taken_stay_what_they_are_while_streams_come_and_go(
+    decoder: RescoringDecoder,
+) -> None:
+    """Between the end of a stream and the outcome another one may have its slot."""
+    expected = rescored(filled(decoder), ALL)
+    made = filled(decoder)
+    rescoring = made.take(ALL)
+    assert rescoring is not None
+    made.check_integrity(frozenset())
+    for slot in ALL:
+        made.close(slot)
+        made.open(slot)
+    for seed in range(20):
+        feed(made.frames, {slot: frames(seed, BLOCK) for slot in ALL})
+    made.check_integrity(frozenset(ALL))
+    rescoring.weigh()
+    assert rescoring.settle() == expected
+    assert rescoring.settle() == {}
+    made.check_integrity(frozenset(ALL))
+    for slot in ALL:
+        made.close(slot)
+    assert made.frames.num_free_blocks == made.frames.num_blocks
 
 
 def test_the_ends_of_a_sentence_are_the_last_unit_unless_train_yaml_names_others(
@@ -309,7 +355,7 @@ def test_the_ends_of_a_sentence_are_the_last_unit_unless_train_yaml_names_others
     )
     assert changed != text
     path.write_text(changed, encoding="utf-8")
-    named = load_wenet(path.parent).decoder
+    named = open_checkpoint(path.parent).load().second_pass
     assert isinstance(named, RescoringDecoder)
     assert (named.sos, named.eos) == (2, 3)
 
@@ -332,12 +378,13 @@ def test_the_ends_of_a_sentence_are_the_last_unit_unless_train_yaml_names_others
 def test_a_decoder_that_cannot_be_used_costs_rescoring_alone(
     tmp_path: Path, option: str, value: object, words: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoint = load_wenet(write_checkpoint(tmp_path / "checkpoint", **{option: value}))
-    assert isinstance(checkpoint.decoder, NoDecoder)
+    directory = write_checkpoint(tmp_path / "checkpoint", **{option: value})
+    checkpoint = open_checkpoint(directory).load()
+    assert isinstance(checkpoint.second_pass, NoDecoder)
     for word in ["cannot be used", *words]:
-        assert word in checkpoint.decoder.reason
-    assert len(checkpoint.decoder.reason) < 300
-    assert f"event=no_rescoring {checkpoint.decoder.reason[:20]}" in caplog.text
+        assert word in checkpoint.second_pass.reason
+    assert len(checkpoint.second_pass.reason) < 300
+    assert f"event=no_rescoring {checkpoint.second_pass.reason[:20]}" in caplog.text
 
 
 def test_a_decoder_of_values_that_are_not_finite_costs_rescoring_alone(tmp_path: Path) -> None:
@@ -346,6 +393,6 @@ def test_a_decoder_of_values_that_are_not_finite_costs_rescoring_alone(tmp_path:
     name = next(name for name in weights if name.startswith("decoder."))
     weights[name].view(-1)[0] = torch.nan
     torch.save(weights, directory / "final.pt")
-    decoder = load_wenet(directory).decoder
+    decoder = open_checkpoint(directory).load().second_pass
     assert isinstance(decoder, NoDecoder)
     assert f"values of '{name}' are not finite" in decoder.reason

@@ -10,6 +10,7 @@ import pytest
 import soundfile
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import Samples
 from tests.conftest import DEMO_DIR, Clip
@@ -84,7 +85,7 @@ def test_the_best_of_n_is_the_text_and_scores_are_the_decoders_own() -> None:
     ask_one(engine, "a", noise(1), flags="S", parameters={**BEAM, "nbest": 5})
     (stream,) = engine.streams
     document = check_document(ask_one(engine, "a", wants_result=True).document)
-    found = engine.caches.ctc.nbest(stream.generation, 5)
+    found = engine.store.decoders.nbest(stream.slot, 5)
     assert [entry["score"] for entry in document["nbest"]] == [one.score for one in found]
     assert [entry["tokens"] for entry in document["nbest"]] == [list(one.tokens) for one in found]
     assert document["nbest"][0]["text"] == document["text"]
@@ -120,8 +121,8 @@ def test_a_text_that_is_put_together_piece_by_piece_is_the_text_of_all_tokens(
     (stream,) = engine.streams
     for seed in range(15):
         result = ask_one(engine, "a", noise(seed, seconds=1.3))
-        (whole,) = engine.caches.hypotheses([stream.generation])
-        tokenizer = engine._results._tokenizer
+        (whole,) = engine.store.decoders.best([stream.slot])
+        tokenizer = engine.parts.results._tokenizer
         assert result.text == tokenizer.decode(whole.tokens)
     assert stream.settled.num_tokens > 0.5 * len(whole.tokens)
 
@@ -140,7 +141,7 @@ def test_streams_of_different_decoders_share_steps_and_disturb_nobody() -> None:
             for i, p in enumerate(options)
         ),
     )
-    assert len(engine.caches.ctc.kinds) == 3
+    assert len(engine.store.decoders.kinds) == 3
     for i, parameters in enumerate(options):
         alone = told(golden_engine(), audio[i], **parameters)
         assert_same_results(check_document(together[i].document), alone)
@@ -151,6 +152,8 @@ def test_streams_of_different_decoders_share_steps_and_disturb_nobody() -> None:
     ("parameters", "words"),
     [
         ({"nbest": 2}, ["nbest=2", "decoder=prefix_beam"]),
+        ({"decoder": "beam"}, ["'beam'", "greedy, prefix_beam"]),
+        ({"use_lm": True}, ["use_lm=True", "decoder=prefix_beam"]),
         ({**BEAM, "beam_size": 65}, ["beam_size=65", "1 .. 64"]),
         ({"language": "de"}, ["language='de'", "leave language out"]),
         ({"partials": "some"}, ["'some'", "off, stable, every"]),
@@ -163,7 +166,7 @@ def test_an_option_that_cannot_be_honoured_is_refused_before_anything_is_taken(
     engine = golden_engine()
     error_of(ask_one(engine, "a", noise(1), flags="S", parameters=parameters), *words)
     assert_all_is_free(engine)
-    assert engine.caches.ctc.kinds == []
+    assert engine.store.decoders.kinds == []
 
 
 def test_a_named_language_is_taken() -> None:
@@ -183,7 +186,7 @@ def test_segments_cut_anywhere_spell_the_text_and_never_overlap(
     decoder: str, clips: list[Clip]
 ) -> None:
     """A tenth of a second is a pause inside many words, and half a second one of any sentence."""
-    engine = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    engine = load_engine(DEMO_DIR, ServingConfig(), device="cpu")
     rules = {"endpoint": True, "endpoint_silence_s": 0.1, "endpoint_max_s": 0.5}
     segments: list[dict[str, Any]] = []
     for clip in clips[:4]:

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oasr_client.subtitles import Cue, make_cues
 
-from oasr_backend.checkpoints import Checkpoint, load_wenet
+from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.text.alignment import Timing
 from oasr_backend.text.endpointing import EndpointRules
 from oasr_backend.text.scripts import extends_cluster, script_of
@@ -158,7 +158,7 @@ def test_a_segment_joins_the_one_before_where_the_text_has_no_space() -> None:
 
 @pytest.fixture(scope="module", name="demo")
 def _demo() -> Checkpoint:
-    return load_wenet(DEMO_DIR)
+    return open_checkpoint(DEMO_DIR).load()
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "prefix_beam"])
@@ -166,9 +166,9 @@ def _demo() -> Checkpoint:
 def test_every_answer_of_a_stream_is_the_text_of_all_its_tokens(
     kind: str, decoder: str, demo: Checkpoint, clips: list[Clip]
 ) -> None:
-    tokenizer = vocabulary(kind, demo.model.vocab_size)
+    tokenizer = vocabulary(kind, demo.tokenizer.vocab_size)
     checkpoint = dataclasses.replace(demo, tokenizer=tokenizer)
-    engine = Engine(checkpoint, ServingConfig(max_streams=1), device=torch.device("cpu"))
+    engine = assemble(checkpoint, ServingConfig.of(max_streams=1), device=torch.device("cpu"))
     pieces = np.array_split(soundfile.read(clips[0].path, dtype="float32")[0], 6)
     options = {
         "decoder": decoder, "word_times": True, "endpoint": True,

@@ -13,6 +13,7 @@ from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import ServerSettings
 from oasr_backend.serve.embedded import find_triton
 from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.streaming.assemble import load_engine, try_out
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult
 from tests.checkpoint_helpers import copy_golden, edit_features, edit_weights
@@ -34,7 +35,7 @@ def _overflowing(tmp_path: Path) -> Path:
 
 def test_outputs_that_are_not_finite_refuse_the_load(overflowing: Path) -> None:
     with pytest.raises(SelfTestError) as caught:
-        Engine.load(overflowing, ServingConfig(), device="cpu")
+        load_engine(overflowing, ServingConfig(), device="cpu")
     message = str(caught.value)
     assert " of 1536 outputs" in message
     assert "not finite under dtype=float32; take the checkpoint of an earlier step" in message
@@ -46,8 +47,8 @@ def test_weights_that_half_precision_cannot_hold_are_refused_with_the_remedy(
     directory = copy_golden(tmp_path)
     edit_weights(directory, lambda w: w["ctc.ctc_lo.weight"].mul_(1e6))
     with pytest.raises(SelfTestError, match=r"dtype=float16; serve it with dtype=float32"):
-        Engine.load(directory, ServingConfig(dtype="float16"), device="cpu")
-    Engine.load(directory, ServingConfig(), device="cpu")
+        load_engine(directory, ServingConfig.of(dtype="float16"), device="cpu")
+    load_engine(directory, ServingConfig(), device="cpu")
 
 
 @pytest.mark.parametrize("part", ["filterbank", "ctc"])
@@ -57,9 +58,9 @@ def test_a_part_that_raises_refuses_the_load_and_leaves_nothing(part: str) -> No
         fault_at(engine, part, lambda _: ValueError("no such bin")),
         pytest.raises(SelfTestError, match=r"a test stream fails \(ValueError: no such bin\)"),
     ):
-        engine.test_itself()
+        try_out(engine)
     assert_all_is_free(engine)
-    engine.test_itself()
+    try_out(engine)
 
 
 def answer(engine: Engine, **parameters: Any) -> tuple[str, dict[str, Any]]:
@@ -76,9 +77,9 @@ def answer(engine: Engine, **parameters: Any) -> tuple[str, dict[str, Any]]:
 )
 def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) -> None:
     directory = write_checkpoint(tmp_path / "checkpoint")
-    tested = Engine.load(directory, ServingConfig(), device="cpu")
+    tested = load_engine(directory, ServingConfig(), device="cpu")
     assert_all_is_free(tested)
-    assert tested.caches.ctc.kinds == []
+    assert tested.store.decoders.kinds == []
     once = answer(tested, **parameters)
     for _ in range(3):
         tested.test_itself()
@@ -88,10 +89,10 @@ def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) ->
 
 def test_metrics_and_log_do_not_know_of_it(caplog: pytest.LogCaptureFixture) -> None:
     engine = golden_engine(log_level="info")
-    before = engine.samples()
+    before = engine.readings()
     with caplog.at_level("INFO", "oasr_backend"):
-        engine.test_itself()
-    assert engine.samples() == before
+        try_out(engine)
+    assert engine.readings() == before
     assert caplog.messages == []
 
 
@@ -109,7 +110,7 @@ def test_metrics_and_log_do_not_know_of_it(caplog: pytest.LogCaptureFixture) -> 
 )
 def test_it_follows_the_servers_own_settings(tmp_path: Path, settings: dict[str, Any]) -> None:
     directory = write_checkpoint(tmp_path / "checkpoint")
-    engine = Engine.load(directory, ServingConfig(**settings), device="cpu")
+    engine = load_engine(directory, ServingConfig.of(**settings), device="cpu")
     assert_all_is_free(engine)
     assert answer(engine)[1]["is_final"]
 
@@ -132,4 +133,4 @@ def test_what_the_check_passes_serves(tmp_path: Path) -> None:
     directory = copy_golden(tmp_path)
     edit_features(directory, sample_rate=8000, frame_length=32, frame_shift=12.5)
     assert check_only(directory) == []
-    assert answer(Engine.load(directory, ServingConfig(), device="cpu"))[0]
+    assert answer(load_engine(directory, ServingConfig(), device="cpu"))[0]

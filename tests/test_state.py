@@ -48,7 +48,7 @@ def test_views_take_a_tensor_of_slots_without_copying_it() -> None:
     views = cache.views(slots)
     assert set(views) == {"tail", "heard", "prompt"}
     assert all(view.slot_ids is slots for view in views.values())
-    assert cache.view_of("heard", slots).gather().tolist() == [0, 0]
+    assert cache.states.view_of("heard", slots).gather().tolist() == [0, 0]
 
 
 def test_scatter_refuses_another_shape() -> None:
@@ -167,13 +167,13 @@ def test_staged_rows_change_when_they_are_stored_and_once() -> None:
     cache = make_cache()
     cache.allocate_stream("a")
     slots = [cache.slot_of("a")]
-    for name, view in cache.staged_views(slots).items():
+    for name, view in cache.states.staged_views(slots).items():
         new = torch.ones_like(view.gather())
         with pytest.raises(StreamStateError, match="scatter"):
             view.scatter(torch.ones(1, 2, 3, 4, 5, 6))
         view.scatter(new)
         assert torch.equal(view.gather(), new)
-        assert not cache.view_of(name, slots).gather().any()
+        assert not cache.states.view_of(name, slots).gather().any()
         view.store()
         view.store()
-        assert torch.equal(cache.view_of(name, slots).gather(), new)
+        assert torch.equal(cache.states.view_of(name, slots).gather(), new)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.serialization import set_crc32_options
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.parity import stream_log_probs
 from tests.checkpoint_helpers import SOURCE, copy_golden, read_weights, refusal, write_weights
 
@@ -102,7 +102,7 @@ def test_weights_of_half_precision_are_served_as_the_values_that_they_hold(
 
 def test_a_plain_state_dict_is_no_matter_for_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "oasr_backend"):
-        load_wenet(SOURCE)
+        open_checkpoint(SOURCE).load()
     assert "event=checkpoint_unwrapped" not in caplog.text
 
 
@@ -291,7 +291,7 @@ def test_a_file_saved_without_checksums_is_read(directory: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 def test_a_torchscript_archive_is_called_that(directory: Path, final: Path) -> None:
     torch.jit.save(torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2)), str(final))
-    refusal(directory, f"{final} is a TorchScript archive", "final.pt that it was exported from")
+    refusal(directory, f"{final} is a TorchScript archive", "state dict that it was exported from")
 
 
 @pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "before 1.6"])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 
 import pytest
 
-from oasr_backend.config import ServingConfig
+from oasr_backend.config import KEYS, ServingConfig
 from oasr_backend.errors import ConfigError, InvalidRequestError
-from oasr_backend.options import StreamOptions, check_later_parameters, chunk_seq
-from oasr_backend.types import ParameterValue
+from oasr_backend.options import Asked, ParameterValue, StreamOptions, read_parameters
 from tests.conftest import ROOT
+from tests.engine_helpers import golden_engine
 
 
 def test_nothing_given_is_mono_pcm_at_16_khz() -> None:
@@ -41,10 +41,10 @@ def test_usual_sample_rates_are_taken(rate: int) -> None:
         ({"hotword_boost": "much"}, ["hotword_boost", "str", "float"]),
         ({"hotword_boost": "nan"}, ["hotword_boost", "float"]),
         ({"endpoint": 1}, ["endpoint", "int", "bool"]),
-        ({"nbest": 0}, ["nbest=0", "1 .. 1"]),
+        ({"nbest": 0}, ["nbest=0", "1 .. 64"]),
+        ({"nbest": 65}, ["nbest=65", "1 .. 64"]),
+        ({"decoder": 1}, ["decoder=1", "int", "str"]),
         ({"beam_size": 0}, ["beam_size=0", "1 .. 64"]),
-        ({"decoder": "beam"}, ["'beam'", "greedy, prefix_beam"]),
-        ({"use_lm": True}, ["use_lm=True", "decoder=prefix_beam"]),
         ({"endpoint_max_s": -1}, ["endpoint_max_s=-1", "0 .. 3600"]),
         ({"chunkseq": 1}, ["'chunkseq'", "did you mean 'chunk_seq'"]),
     ],
@@ -91,23 +91,16 @@ def test_hotwords_as_long_as_they_may_be_are_taken() -> None:
 )
 def test_no_message_holds_all_of_a_long_value(name: str) -> None:
     parameters: dict[str, ParameterValue] = {name: "long " * 200_000}
-    checks = (StreamOptions.from_parameters, chunk_seq, check_later_parameters)
-    messages = [message for check in checks if (message := refusal(check, parameters))]
-    assert messages
-    for message in messages:
-        assert "long long" in message
-        assert len(message) < 1000
+    # The model tells which searches there are, and which language.
+    for is_first in (False,) if name in ("decoder", "language") else (True, False):
+        with pytest.raises(InvalidRequestError) as caught:
+            asked(parameters, is_first=is_first)
+        assert "long long" in str(caught.value)
+        assert len(str(caught.value)) < 1000
 
 
-def refusal(
-    check: Callable[[Mapping[str, ParameterValue]], object],
-    parameters: Mapping[str, ParameterValue],
-) -> str:
-    try:
-        check(parameters)
-    except InvalidRequestError as error:
-        return str(error)
-    return ""
+def asked(parameters: Mapping[str, ParameterValue], *, is_first: bool = True) -> Asked:
+    return read_parameters(parameters, is_first=is_first, defaults=StreamOptions())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, "nan", "inf", 10**400])
@@ -118,22 +111,22 @@ def test_no_option_is_anything_but_a_finite_number(name: str, value: ParameterVa
 
 
 def test_the_chunk_number_may_come_with_any_request() -> None:
-    assert StreamOptions.from_parameters({"chunk_seq": 0}) == StreamOptions()
-    check_later_parameters({"chunk_seq": 5})
-    check_later_parameters({})
-    assert chunk_seq({"chunk_seq": 5}) == 5
-    assert chunk_seq({}) is None
+    assert asked({"chunk_seq": 0}) == Asked(None, 0)
+    assert asked({"chunk_seq": 0, "nbest": 2}) == Asked(StreamOptions(nbest=2), 0)
+    assert asked({"chunk_seq": 5}, is_first=False) == Asked(None, 5)
+    assert asked({}, is_first=False) == asked({}) == Asked(None, None)
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True])
 def test_a_chunk_number_is_an_integer(value: ParameterValue) -> None:
-    with pytest.raises(InvalidRequestError, match="chunk_seq="):
-        chunk_seq({"chunk_seq": value})
+    for is_first in (True, False):
+        with pytest.raises(InvalidRequestError, match="chunk_seq="):
+            asked({"chunk_seq": value}, is_first=is_first)
 
 
 def test_an_option_after_start_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match=r"sample_rate=8000 came after START"):
-        check_later_parameters({"sample_rate": 8000, "chunk_seq": 2})
+        asked({"sample_rate": 8000, "chunk_seq": 2}, is_first=False)
 
 
 @pytest.mark.parametrize("value", [2, "2", "2.0", 2.0])
@@ -149,26 +142,29 @@ def test_phrases_are_split_at_lines_and_bars_and_each_counts_once() -> None:
 
 
 def test_a_server_without_settings_has_the_defaults_of_the_options() -> None:
-    assert StreamOptions.from_config(ServingConfig()) == StreamOptions()
+    assert ServingConfig().defaults == StreamOptions()
 
 
 def test_what_a_stream_says_wins_over_its_server() -> None:
-    config = ServingConfig(decoder="prefix_beam", nbest=5, hotwords="A", word_times=True)
-    defaults = StreamOptions.from_config(config)
+    config = ServingConfig.of(decoder="prefix_beam", nbest=5, hotwords="A", word_times=True)
+    defaults = config.defaults
     assert StreamOptions.from_parameters({}, defaults) == defaults
     assert StreamOptions.from_parameters({"nbest": 2}, defaults).nbest == 2
     greedy = StreamOptions.from_parameters({"decoder": "greedy"}, defaults)
     assert (greedy.nbest, greedy.hotwords, greedy.word_times) == (1, "", True)
+    same = StreamOptions.from_parameters({"decoder": "prefix_beam", "beam_size": 7}, defaults)
+    assert (same.nbest, same.hotwords, same.beam_size) == (5, "A", 7)
 
 
 def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
-    with pytest.raises(ConfigError, match="nbest=5"):
-        StreamOptions.from_config(ServingConfig(nbest=5))
+    with pytest.raises(ConfigError, match="defaults of the server's streams: nbest=5"):
+        golden_engine(nbest=5)
+    with pytest.raises(ConfigError, match="decoder='beam' is unknown; send one of greedy, prefix"):
+        golden_engine(decoder="beam")
 
 
 def test_the_page_names_the_parameters_without_a_server_wide_default() -> None:
     page = (ROOT / "docs" / "result.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"Each has a server-wide default.*?, except (.*?)\.\n", page)
-    server_wide = {field.name for field in fields(ServingConfig)}
-    own = [field.name for field in fields(StreamOptions) if field.name not in server_wide]
+    own = [field.name for field in fields(StreamOptions) if field.name not in KEYS]
     assert re.findall(r"`(.*?)`", sentence) == own

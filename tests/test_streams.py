@@ -25,8 +25,8 @@ def registry(max_streams: int = 2) -> StreamRegistry:
     return StreamRegistry(
         max_streams=max_streams,
         idle_timeout_s=90.0,
-        open_context=ENGINE.caches.open,
-        new_buffer=lambda: AudioBuffer(ENGINE.geometry),
+        store=ENGINE.store,
+        new_buffer=lambda: AudioBuffer(ENGINE.parts.geometry),
     )
 
 
@@ -34,7 +34,7 @@ def registry(max_streams: int = 2) -> StreamRegistry:
 def _nothing_leaks() -> Iterator[None]:
     yield
     ENGINE.check_integrity()
-    assert ENGINE.caches.ctc.num_streams == 0
+    assert ENGINE.store.decoders.num_streams == 0
 
 
 def test_every_stream_gets_a_generation_of_its_own() -> None:
@@ -89,18 +89,13 @@ def test_a_released_stream_keeps_its_id_and_nothing_else() -> None:
 
 
 def test_a_stream_whose_caches_find_no_room_is_not_registered() -> None:
-    def no_room(_generation: int, _options: StreamOptions) -> object:
-        raise PoolExhaustedError("block pool", requested=1, free=0, total=8)
-
-    streams = StreamRegistry(
-        max_streams=1,
-        idle_timeout_s=90.0,
-        open_context=no_room,  # type: ignore[arg-type]
-        new_buffer=lambda: AudioBuffer(ENGINE.geometry),
-    )
+    streams, store = registry(), ENGINE.store
+    taken = [store.open(StreamOptions()) for _ in range(store.slots.num_free_slots)]
     with pytest.raises(PoolExhaustedError):
         streams.open("a", StreamOptions(), now_s=0.0)
     assert len(streams) == 0
+    for slot in taken:
+        store.close(slot)
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(8000, 0.5), (16000, 1.0), (44100, 0.25)])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from oasr_client.whole import whole
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.text.tokenizer import Tokenizer, UnitTokenizer
 from oasr_backend.text.told import RECENT_S, Told
@@ -113,7 +114,7 @@ def speech(clips: list[Clip], *, seconds: float) -> Samples:
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def tells_what_is_recent(document: dict[str, Any], final: dict[str, Any]) -> boo
 
 def counting(engine: Engine, name: str, read: list[int]) -> Callable[..., list[Hypothesis]]:
     """That call of the engine's decoders; `read` gets the number of tokens of all it gives."""
-    call = getattr(engine.caches.ctc, name)
+    call = getattr(engine.store.decoders, name)
 
     def counted(*args: Any, **more: Any) -> list[Hypothesis]:
         found: list[Hypothesis] = call(*args, **more)
@@ -174,7 +175,7 @@ def test_an_answer_reads_no_more_tokens_of_an_old_stream_than_of_a_young_one(
     """Counted where the decoders are read, and in the lists of the documents."""
     engine, sizes, read = golden_engine(), [], []
     for name in ("best", "nbest"):
-        monkeypatch.setattr(engine.caches.ctc, name, counting(engine, name, read))
+        monkeypatch.setattr(engine.store.decoders, name, counting(engine, name, read))
     for number in range(150):
         samples_S = noise(number % 30)[:STRIDE_SAMPLES]
         flags, options = ("S", parameters) if number == 0 else ("", {})

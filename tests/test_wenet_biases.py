@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.parity import stream_log_probs
@@ -80,8 +80,8 @@ def test_a_bias_that_is_missing_from_the_attention_decoder_costs_rescoring(tmp_p
     edit_weights(directory, lambda w: [w.pop(name) for name in names])
     # The encoder's options say nothing of the decoder.
     edit_yaml(directory, key_bias=False)
-    decoder = load_wenet(directory).decoder
+    decoder = open_checkpoint(directory).load().second_pass
     assert isinstance(decoder, NoDecoder)
     assert f"has no tensor {names[0]!r}" in decoder.reason
     edit_config(directory, lambda config: config["decoder_conf"].update(key_bias=False))
-    assert isinstance(load_wenet(directory).decoder, RescoringDecoder)
+    assert isinstance(open_checkpoint(directory).load().second_pass, RescoringDecoder)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.errors import CheckpointError
 from oasr_backend.text.tokenizer import Tokenizer
 from tests.conftest import GOLDEN_DIR
@@ -23,7 +23,7 @@ def tokenizer_with(directory: Path, *, kind: str = "char", **options: Any) -> To
     config = yaml.safe_load((GOLDEN / "train.yaml").read_text(encoding="utf-8"))
     config |= {"tokenizer": kind, "tokenizer_conf": options}
     (directory / "train.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    return load_wenet(directory).tokenizer
+    return open_checkpoint(directory).load().tokenizer
 
 
 def test_a_connect_symbol_stands_between_the_units(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from tests.checkpoint_helpers import copy_golden, edit_config, refusal
 
 
@@ -48,7 +48,7 @@ def forget_blank_id(config: dict[str, Any]) -> None:
 def test_the_blank_is_the_unit_of_that_name(directory: Path) -> None:
     exchange_units(directory, "<blank>", "ca")
     edit_config(directory, forget_blank_id)
-    assert load_wenet(directory).model.blank_id == 2
+    assert open_checkpoint(directory).load().blank_id == 2
 
 
 def test_a_blank_id_that_differs_from_the_units_is_refused_with_both(directory: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_special_blank_that_differs_from_the_units_is_refused_with_both(direct
     name_blank(7)
     refusal(directory, "special_tokens.<blank>=7", "id 0")
     name_blank(0)
-    assert load_wenet(directory).model.blank_id == 0
+    assert open_checkpoint(directory).load().blank_id == 0
 
 
 def test_a_blank_that_units_name_twice_is_refused_with_both_ids(directory: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_blank_that_units_name_twice_is_refused_with_both_ids(directory: Path)
 
 def test_units_without_a_blank_take_that_of_train_yaml(directory: Path) -> None:
     exchange_units(directory, "<blank>", "<blk>")
-    assert load_wenet(directory).model.blank_id == 0
+    assert open_checkpoint(directory).load().blank_id == 0
     edit_config(directory, lambda config: config["ctc_conf"].update(ctc_blank_id=96))
     refusal(directory, "no unit <blank>", "ctc_blank_id=96", "0 .. 95")
     edit_config(directory, forget_blank_id)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from oasr_backend.cache.kv_tables import IntArray
 from oasr_backend.cache.types import CacheConfig
 from oasr_backend.errors import ConfigError, PoolExhaustedError, StreamStateError
 
@@ -29,8 +30,10 @@ class BlockPool:
         self.num_blocks = config.pool_blocks
         self.num_total_blocks = self.num_blocks + scratch_blocks
         self._lock = threading.Lock()
-        self._free_ids = deque(range(self.num_blocks))
-        self._is_free = [True] * self.num_blocks
+        # A ring: the free ids, oldest-freed first, are `_num_free` places from `_first` on.
+        self._ring = np.arange(self.num_blocks)
+        self._first, self._num_free = 0, self.num_blocks
+        self._is_free = np.ones(self.num_blocks, dtype=np.bool_)
         self._make_storage()
 
     def _make_storage(self) -> None:
@@ -44,7 +47,7 @@ class BlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free_ids)
+        return self._num_free
 
     @property
     def scratch_block_ids(self) -> list[int]:
@@ -52,45 +55,62 @@ class BlockPool:
 
     def free_block_ids(self) -> list[int]:
         with self._lock:
-            return list(self._free_ids)
+            ids: list[int] = self._ring[self._places(self._num_free)].tolist()
+        return ids
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Raises PoolExhaustedError and takes nothing when fewer are free."""
+        block_ids: list[int] = self.take(num_blocks).tolist()
+        return block_ids
+
+    def take(self, num_blocks: int) -> IntArray:
+        """`allocate` for a caller that reckons with arrays."""
         if num_blocks < 0:
             raise StreamStateError(f"cannot allocate {num_blocks} blocks")
         with self._lock:
-            if num_blocks > len(self._free_ids):
+            if num_blocks > self._num_free:
                 raise PoolExhaustedError(
-                    "BlockPool", requested=num_blocks, free=self.num_free_blocks,
+                    "BlockPool", requested=num_blocks, free=self._num_free,
                     total=self.num_blocks, remedy="free a stream, or raise max_num_blocks",
                 )  # fmt: skip
-            block_ids = [self._free_ids.popleft() for _ in range(num_blocks)]
-            for block_id in block_ids:
-                self._is_free[block_id] = False
-        return block_ids
+            block_ids_N = self._ring[self._places(num_blocks)]
+            self._first = (self._first + num_blocks) % self.num_blocks
+            self._num_free -= num_blocks
+            self._is_free[block_ids_N] = False
+        return block_ids_N
 
-    def free(self, block_ids: Sequence[int]) -> None:
+    def free(self, block_ids: Sequence[int] | IntArray) -> None:
         """Raises StreamStateError for a foreign, scratch or already free id; then frees nothing."""
+        block_ids_N = np.asarray(block_ids, dtype=np.int64)
+        if not block_ids_N.size:
+            return
         with self._lock:
-            self._check_held(block_ids)
-            self._before_reuse(block_ids)
-            for block_id in block_ids:
-                self._is_free[block_id] = True
-            self._free_ids.extend(block_ids)
+            self._check_held(block_ids_N)
+            self._before_reuse(block_ids_N)
+            places_N = self._places(block_ids_N.size, after=self._num_free)
+            self._ring[places_N] = block_ids_N
+            self._num_free += block_ids_N.size
+            self._is_free[block_ids_N] = True
 
-    def _check_held(self, block_ids: Sequence[int]) -> None:
-        for block_id in block_ids:
-            if not 0 <= block_id < self.num_blocks:
-                raise StreamStateError(
-                    f"block {block_id} is not one of the pool's {self.num_blocks} blocks "
-                    f"(scratch blocks are never freed)"
-                )
-            if self._is_free[block_id]:
-                raise StreamStateError(f"double free: block {block_id} is already free")
-        if len(set(block_ids)) != len(block_ids):
-            raise StreamStateError(f"double free: a block is named twice in {list(block_ids)}")
+    def _places(self, count: int, *, after: int = 0) -> IntArray:
+        """Places in the ring of `count` ids, `after` so many."""
+        return (self._first + after + np.arange(count)) % self.num_blocks
 
-    def _before_reuse(self, block_ids: Sequence[int]) -> None:
+    def _check_held(self, block_ids_N: IntArray) -> None:
+        is_known_N = (block_ids_N >= 0) & (block_ids_N < self.num_blocks)
+        if not is_known_N.all():
+            raise StreamStateError(
+                f"block {block_ids_N[is_known_N.argmin()]} is not one of the pool's "
+                f"{self.num_blocks} blocks (scratch blocks are never freed)"
+            )
+        is_free_N = self._is_free[block_ids_N]
+        if is_free_N.any():
+            block_id = block_ids_N[is_free_N.argmax()]
+            raise StreamStateError(f"double free: block {block_id} is already free")
+        if np.unique(block_ids_N).size != block_ids_N.size:
+            raise StreamStateError(f"double free: a block is named twice in {block_ids_N.tolist()}")
+
+    def _before_reuse(self, block_ids_N: IntArray) -> None:
         """Called with the blocks that are about to become free; tests fill them with NaN here."""
 
     def get_kv_view(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -119,9 +139,9 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Raises AssertionError unless the free list is a set of known blocks."""
         with self._lock:
-            free_ids = set(self._free_ids)
-            if len(free_ids) != len(self._free_ids):
+            free_ids = set(self._ring[self._places(self._num_free)].tolist())
+            if len(free_ids) != self._num_free:
                 raise AssertionError("a block is twice on the free list")
-            flagged = {block for block, is_free in enumerate(self._is_free) if is_free}
+            flagged = set(np.flatnonzero(self._is_free).tolist())
             if free_ids != flagged:
                 raise AssertionError(f"free list and flags differ in {free_ids ^ flagged}")

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from oasr_backend.cache.paged_kv import PagedRows
 from oasr_backend.device import to_device
 
 IntArray = NDArray[np.int64]
@@ -44,7 +45,26 @@ class PagedTables:
         self.host_starts = self._host[self._starts_at :]
         self._edited: list[IntArray] = []
 
-    def append(self, slots: Ints, columns: Ints, blocks: Sequence[int]) -> None:
+    def rows(self, slots_B: Tensor, block_size: int) -> PagedRows:
+        """Fresh device rows of the slots (int64), in their order; padding lanes are slots too."""
+        return PagedRows(
+            self.block_table.index_select(0, slots_B),
+            self.cache_seqlens.index_select(0, slots_B),
+            block_size,
+            cache_starts=self.cache_starts.index_select(0, slots_B),
+        )
+
+    def row_views(self, slot: int, block_size: int) -> PagedRows:
+        """One row as views of the device tables; they follow later commits."""
+        row = slice(slot, slot + 1)
+        return PagedRows(
+            self.block_table[row],
+            self.cache_seqlens[row],
+            block_size,
+            cache_starts=self.cache_starts[row],
+        )
+
+    def append(self, slots: Ints, columns: Ints, blocks: Ints) -> None:
         """Names block i in row slots[i], column columns[i]."""
         index = np.asarray(slots, dtype=np.int64) * self._width + np.asarray(columns, np.int64)
         self._host[index] = blocks
@@ -86,7 +106,7 @@ class PagedTables:
         self.set_lengths(slots, starts=[0] * len(slots), seqlens=[seqlen] * len(slots))
         self.flush()
 
-    def flush(self, blocks: Sequence[int] = ()) -> Tensor:
+    def flush(self, blocks: Ints = ()) -> Tensor:
         """Brings the device up to date in one upload; `blocks` ride along and come back (int64)."""
         index = np.concatenate([*self._edited, np.asarray(blocks, np.int64)])
         num_edits = sum(edited.size for edited in self._edited)

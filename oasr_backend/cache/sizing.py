@@ -53,11 +53,14 @@ def derive_max_num_blocks(
     available, origin = available_bytes(config, budget_bytes, utilisation, reserve_bytes)
     affordable = affordable_blocks(config, available)
     if affordable < floor:
+        less = "max_batch_size"
+        if config.window_frames is None:
+            less = "max_batch_size or num_left_chunks"
         raise ConfigError(
             f"the K/V pool needs at least {floor} blocks of {block_bytes(config)} bytes = "
             f"{floor * block_bytes(config)} bytes for max_batch_size={config.max_batch_size}, but "
-            f"{origin} = {available} bytes hold {affordable}; lower max_batch_size or "
-            "num_left_chunks, or grant more memory"
+            f"{origin} = {available} bytes hold {affordable}; lower {less}, or "
+            "grant more memory"
         )
     num_blocks = min(affordable, ceiling)
     limit = "memory" if affordable < ceiling else "the streams' ceiling"

@@ -10,13 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oasr_backend.cache.slot_pool import SlotMap, StreamSlotPool
+from oasr_backend.cache.slot_map import SlotMap
+from oasr_backend.cache.slot_pool import StreamSlotPool
 from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.device import to_device
 from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 
-__all__ = ["SlotStateCache", "SlotTensor", "StagedSlotTensor", "StreamStateSpec"]
+__all__ = ["SlotStateCache", "SlotStates", "SlotTensor", "StagedSlotTensor", "StreamStateSpec"]
+
+SlotIds = Sequence[int] | Tensor
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,142 @@ class StagedSlotTensor(SlotTensor):
             super().scatter(self._staged.pop())
 
 
-class SlotStateCache:
-    """Zero is every state's initial value: a zero left context is an offline pass's padding.
+class SlotStates:
+    """Every declared state of every stream, addressed by slot.
 
-    `extra_slots` past `max_batch_size` are padding lanes; no stream gets one. Addresses are
-    stable. Not thread-safe, but for `zero_pending` beside allocation.
+    Zero is every state's initial value: a zero left context is an offline pass's padding.
+    `extra_slots` past `num_slots` are padding lanes. Addresses are stable. The caller is trusted to
+    open a slot once. Not thread-safe, but for `zero_pending` beside `open`, `close` and `reset`.
     """
+
+    def __init__(
+        self,
+        specs: Sequence[StreamStateSpec],
+        num_slots: int,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        extra_slots: int = 0,
+    ) -> None:
+        self.specs = {spec.name: spec for spec in specs}
+        if len(self.specs) != len(specs):
+            raise ConfigError(f"state names repeat: {[spec.name for spec in specs]}")
+        if num_slots < 1 or extra_slots < 0:
+            raise ConfigError(
+                f"max_batch_size={num_slots} must be >= 1, extra_slots={extra_slots} >= 0"
+            )
+        self.device = device
+        self.num_slots, self.pad_slots = num_slots, list(range(num_slots, num_slots + extra_slots))
+        self._opened: list[int] = []
+        self._rewound: list[int] = []
+        # Streams may be opened while the model runs, whose look at the states zeroes what is new.
+        self._zeroing = threading.Lock()
+        self._buffers = {
+            spec.name: torch.zeros(
+                spec.buffer_shape(num_slots + extra_slots), dtype=spec.dtype or dtype, device=device
+            )
+            for spec in specs
+        }
+
+    @property
+    def pad_slot(self) -> int:
+        """The lane for rows that pad a step. Raises ConfigError when there is none."""
+        if not self.pad_slots:
+            raise ConfigError("the states have no padding lane: make them with extra_slots=1")
+        return self.pad_slots[0]
+
+    @property
+    def nbytes_per_stream(self) -> int:
+        num_rows = self.num_slots + len(self.pad_slots)
+        return sum(buffer.nbytes for buffer in self._buffers.values()) // num_rows
+
+    # Life of a stream
+
+    def open(self, slot: int) -> None:
+        """Zeroes every state of the slot, before the next look at it."""
+        with self._zeroing:
+            self._opened.append(slot)
+
+    def reset(self, slot: int) -> None:
+        """Zeroes what describes the audio; the persistent states stay."""
+        with self._zeroing:
+            self._rewound.append(slot)
+
+    def close(self, slot: int) -> None:
+        self._before_reuse(slot)
+
+    def _before_reuse(self, slot: int) -> None:
+        """Called with a slot that became free; tests fill it with NaN here."""
+
+    def zero_pending(self) -> None:
+        """Zeroes the slots that were opened or reset since the last look, all at once.
+
+        Every accessor does it; the caller does it before it replays a captured graph.
+        """
+        with self._zeroing:
+            opened, rewound = self._opened, self._rewound
+            self._opened, self._rewound = [], []
+        if not opened and not rewound:
+            return
+        opened_N = self._slot_index(sorted(set(opened)))
+        either_N = self._slot_index(sorted({*opened, *rewound})) if rewound else opened_N
+        for spec in self.specs.values():
+            index_N = opened_N if spec.persistent else either_N
+            self._buffers[spec.name].index_fill_(spec.slot_axis, index_N, 0)
+
+    # What the model reads and writes
+
+    def spec_of(self, name: str) -> StreamStateSpec:
+        if name not in self.specs:
+            raise UnknownStreamError(f"no state {name!r}; declared: {sorted(self.specs)}")
+        return self.specs[name]
+
+    def buffer_of(self, name: str) -> Tensor:
+        """All slots of one state, aliased."""
+        self.spec_of(name)
+        self.zero_pending()
+        return self._buffers[name]
+
+    def row_of(self, name: str, slot: int) -> Tensor:
+        """View of one slot's state, its slot axis kept with size 1."""
+        return self.buffer_of(name).narrow(self.spec_of(name).slot_axis, slot, 1)
+
+    def fill_slot(self, name: str, slot: int, value: float) -> None:
+        """Sets every element of one slot's state, without an upload."""
+        spec, num_rows = self.spec_of(name), self.num_slots + len(self.pad_slots)
+        if not 0 <= slot < num_rows:
+            raise StreamStateError(f"slot {slot} is out of range [0, {num_rows})")
+        self.buffer_of(name).select(spec.slot_axis, slot).fill_(value)
+
+    def views(self, slots: SlotIds) -> dict[str, SlotTensor]:
+        """Every state's rows for a batch, by name. A tensor of slots costs no upload."""
+        self.zero_pending()
+        index = self._slot_index(slots)
+        return {
+            spec.name: SlotTensor(self._buffers[spec.name], index, spec.slot_axis)
+            for spec in self.specs.values()
+        }
+
+    def staged_views(self, slots: SlotIds) -> dict[str, StagedSlotTensor]:
+        """`views` whose rows change when they are told to `store`, and not before."""
+        return {
+            name: StagedSlotTensor(view.buffer, view.slot_ids, view.slot_axis)
+            for name, view in self.views(slots).items()
+        }
+
+    def view_of(self, name: str, slots: SlotIds) -> SlotTensor:
+        """One state's rows for a batch."""
+        buffer = self.buffer_of(name)
+        return SlotTensor(buffer, self._slot_index(slots), self.spec_of(name).slot_axis)
+
+    def _slot_index(self, slots: SlotIds) -> Tensor:
+        if isinstance(slots, Tensor):
+            return slots
+        return to_device(np.asarray(slots, dtype=np.int64), self.device)
+
+
+class SlotStateCache:
+    """`SlotStates` whose slots are named by stream id, and whose callers are checked."""
 
     def __init__(
         self,
@@ -80,44 +213,23 @@ class SlotStateCache:
         extra_slots: int = 0,
         slot_pool: StreamSlotPool | None = None,
     ) -> None:
-        self.specs = {spec.name: spec for spec in specs}
-        if len(self.specs) != len(specs):
-            raise ConfigError(f"state names repeat: {[spec.name for spec in specs]}")
-        if max_batch_size < 1 or extra_slots < 0:
-            raise ConfigError(
-                f"max_batch_size={max_batch_size} must be >= 1, extra_slots={extra_slots} >= 0"
-            )
-        self.device = device
-        self.pad_slots = list(range(max_batch_size, max_batch_size + extra_slots))
-        self._to_zero: dict[str, list[int]] = {}
-        # Streams may be opened while the model runs, whose look at the states zeroes what is new.
-        self._zeroing = threading.Lock()
+        self.states = SlotStates(
+            specs, max_batch_size, device, dtype=dtype, extra_slots=extra_slots
+        )
         self._slots = SlotMap(self._what(), max_batch_size, slot_pool)
-        num_slots = max_batch_size + extra_slots
-        self._buffers = {
-            spec.name: torch.zeros(
-                spec.buffer_shape(num_slots), dtype=spec.dtype or dtype, device=device
-            )
-            for spec in specs
-        }
 
     def _what(self) -> str:
         return "stream state"
 
     @property
+    def pad_slots(self) -> list[int]:
+        return self.states.pad_slots
+
+    @property
     def nbytes_per_stream(self) -> int:
-        num_slots = self._slots.capacity + len(self.pad_slots)
-        return sum(buffer.nbytes for buffer in self._buffers.values()) // num_slots
+        return self.states.nbytes_per_stream
 
-    def buffer_of(self, name: str) -> Tensor:
-        self.spec_of(name)
-        self.zero_pending()
-        return self._buffers[name]
-
-    def spec_of(self, name: str) -> StreamStateSpec:
-        if name not in self.specs:
-            raise UnknownStreamError(f"no state {name!r}; declared: {sorted(self.specs)}")
-        return self.specs[name]
+    # Life of a stream
 
     def allocate_stream(self, stream_id: StreamId, slot_id: int | None = None) -> int:
         """Zeroes the slot and returns it. Raises StreamStateError, PoolExhaustedError."""
@@ -141,8 +253,9 @@ class SlotStateCache:
             for stream_id in bound:
                 self._slots.release(stream_id)
             raise
-        slots = [self._slots.slot_of(stream_id) for stream_id in stream_ids]
-        self._zero(slots, list(self.specs.values()))
+        slots = [self.slot_of(stream_id) for stream_id in stream_ids]
+        for slot in slots:
+            self.states.open(slot)
         return slots
 
     def reset_stream(self, stream_id: StreamId) -> None:
@@ -150,73 +263,30 @@ class SlotStateCache:
         self.reset_streams([stream_id])
 
     def reset_streams(self, stream_ids: Sequence[StreamId]) -> None:
-        slots = [self._slots.slot_of(stream_id) for stream_id in stream_ids]
-        self._zero(slots, [spec for spec in self.specs.values() if not spec.persistent])
+        """`reset_stream` of many or of none."""
+        for slot in [self.slot_of(stream_id) for stream_id in stream_ids]:
+            self.states.reset(slot)
 
     def free_stream(self, stream_id: StreamId) -> None:
-        slot = self._slots.release(stream_id)
-        self._before_reuse(slot)
+        self.states.close(self._slots.release(stream_id))
 
     def slot_of(self, stream_id: StreamId) -> int:
         return self._slots.slot_of(stream_id)
 
-    def fill_slot(self, name: str, slot_id: int, value: float) -> None:
-        """Sets every element of one slot's state, without an upload."""
-        spec = self.spec_of(name)
-        num_slots = self._slots.capacity + len(self.pad_slots)
-        if not 0 <= slot_id < num_slots:
-            raise StreamStateError(f"slot {slot_id} is out of range [0, {num_slots})")
-        self.zero_pending()
-        self._buffers[name].select(spec.slot_axis, slot_id).fill_(value)
+    # What the model reads and writes
 
     def get_state(self, name: str, stream_id: StreamId) -> Tensor:
         """View of one stream's state, its slot axis kept with size 1."""
-        spec, slot = self.spec_of(name), self._slots.slot_of(stream_id)
-        self.zero_pending()
-        return self._buffers[name].narrow(spec.slot_axis, slot, 1)
+        self.states.spec_of(name)
+        return self.states.row_of(name, self.slot_of(stream_id))
 
-    def views(self, slot_ids: Sequence[int] | Tensor) -> dict[str, SlotTensor]:
-        """Every state's rows for a batch, by name. A tensor of slots costs no upload."""
-        self.zero_pending()
-        index = self._slot_index(slot_ids)
-        return {
-            spec.name: SlotTensor(self._buffers[spec.name], index, spec.slot_axis)
-            for spec in self.specs.values()
-        }
+    def fill_slot(self, name: str, slot_id: int, value: float) -> None:
+        """Sets every element of one slot's state, without an upload."""
+        self.states.fill_slot(name, slot_id, value)
 
-    def staged_views(self, slot_ids: Sequence[int] | Tensor) -> dict[str, StagedSlotTensor]:
-        """`views` whose rows change when they are told to `store`, and not before."""
-        return {
-            name: StagedSlotTensor(view.buffer, view.slot_ids, view.slot_axis)
-            for name, view in self.views(slot_ids).items()
-        }
+    def buffer_of(self, name: str) -> Tensor:
+        return self.states.buffer_of(name)
 
-    def view_of(self, name: str, slot_ids: Sequence[int] | Tensor) -> SlotTensor:
-        spec = self.spec_of(name)
-        self.zero_pending()
-        return SlotTensor(self._buffers[name], self._slot_index(slot_ids), spec.slot_axis)
-
-    def _before_reuse(self, slot_id: int) -> None:
-        """Called with a slot that became free; tests fill it with NaN here."""
-
-    def _slot_index(self, slot_ids: Sequence[int] | Tensor) -> Tensor:
-        if isinstance(slot_ids, Tensor):
-            return slot_ids
-        return to_device(np.asarray(slot_ids, dtype=np.int64), self.device)
-
-    def _zero(self, slots: Sequence[int], specs: Sequence[StreamStateSpec]) -> None:
-        """Notes what to zero; it happens before anybody can look, for all new streams at once."""
-        with self._zeroing:
-            for spec in specs:
-                self._to_zero.setdefault(spec.name, []).extend(slots)
-
-    def zero_pending(self) -> None:
-        """Zeroes the slots of streams that are new since the last look.
-
-        Every accessor does it; whoever replays a captured graph calls it before.
-        """
-        with self._zeroing:
-            pending, self._to_zero = self._to_zero, {}
-        for name, slots in pending.items():
-            index = self._slot_index(sorted(set(slots)))
-            self._buffers[name].index_fill_(self.specs[name].slot_axis, index, 0)
+    def views(self, slot_ids: SlotIds) -> dict[str, SlotTensor]:
+        """Every state's rows for a batch, by name."""
+        return self.states.views(slot_ids)

@@ -39,7 +39,10 @@ def default_device() -> torch.device:
 class CacheConfig:
     """One checked description of every cache. Raises ConfigError with the arithmetic.
 
-    `num_left_chunks` past chunks are visible beside the current one: 0 is no history, -1 all of it.
+    A chunk sees, beside itself, `num_left_chunks` past chunks (0: no history, -1: all of it) or
+    exactly the last `window_frames` frames. The latter is a trained window, which need not be a
+    multiple of the chunk or the block. With `prefill_kv_window` a stream starts with that history,
+    zeroed.
     `max_num_blocks` is None only until `sizing.derive_max_num_blocks` has filled it in.
     `position_limit_frames`: a stream's positions are re-based before they reach this value.
     """
@@ -51,6 +54,7 @@ class CacheConfig:
     kernel_size: int = 15
     chunk_size: int = 16
     num_left_chunks: int = -1
+    window_frames: int | None = None
     block_size_frames: int = 16
     max_num_blocks: int | None = 1024
     max_blocks_per_seq: int = 512
@@ -70,7 +74,7 @@ class CacheConfig:
     @cached_property
     def evicts(self) -> bool:
         """Whether history is bounded."""
-        return self.num_left_chunks >= 0
+        return self.window_frames is not None or self.num_left_chunks >= 0
 
     @property
     def kv_last_dim(self) -> int:
@@ -84,6 +88,8 @@ class CacheConfig:
     @cached_property
     def max_cache_frames(self) -> int:
         """Most frames of history that a chunk sees; -1 when unlimited."""
+        if self.window_frames is not None:
+            return self.window_frames
         return self.chunk_size * self.num_left_chunks if self.evicts else -1
 
     @property
@@ -94,12 +100,11 @@ class CacheConfig:
     @cached_property
     def peak_blocks(self) -> int | None:
         """Most blocks held at once: history, the chunk being written and the evicted frames that
-        still share the first block. Frames start on multiples of gcd(chunk, block). None when
-        history is unlimited."""
+        still share the first block. None when history is unlimited."""
         if not self.evicts:
             return None
-        hidden = self.block_size_frames - math.gcd(self.chunk_size, self.block_size_frames)
-        return math.ceil((hidden + self._window_frames) / self.block_size_frames)
+        frames = self._most_hidden_frames + self.max_cache_frames + self.chunk_size
+        return math.ceil(frames / self.block_size_frames)
 
     @cached_property
     def blocks_per_stream(self) -> int:
@@ -127,8 +132,16 @@ class CacheConfig:
         return self.max_num_blocks
 
     @property
-    def _window_frames(self) -> int:
-        return (self.num_left_chunks + 1) * self.chunk_size
+    def _most_hidden_frames(self) -> int:
+        """Most evicted frames at the head of a first block that is still in use.
+
+        History ends at a multiple of the chunk and begins `max_cache_frames` before that; a block
+        begins at a multiple of its size. So the number is fixed but for multiples of the gcd. A
+        prefilled history is one window longer, so that it begins at a multiple of the chunk.
+        """
+        grid = math.gcd(self.chunk_size, self.block_size_frames)
+        offset = 0 if self.prefill_kv_window else -self.max_cache_frames % grid
+        return self.block_size_frames - grid + offset
 
     def _check_numbers(self) -> None:
         for name in _POSITIVE_FIELDS:
@@ -140,14 +153,24 @@ class CacheConfig:
             )
         if self.max_num_blocks is not None and self.max_num_blocks < 1:
             raise ConfigError(f"max_num_blocks={self.max_num_blocks} must be at least 1")
+        self._check_history()
+
+    def _check_history(self) -> None:
         if self.num_left_chunks < -1:
             raise ConfigError(
                 f"num_left_chunks={self.num_left_chunks} must be -1 (unlimited), 0 or more"
             )
+        if self.window_frames is not None and self.window_frames < 0:
+            raise ConfigError(f"window_frames={self.window_frames} must be 0 or more, or None")
+        if self.window_frames is not None and self.num_left_chunks >= 0:
+            raise ConfigError(
+                f"window_frames={self.window_frames} and num_left_chunks={self.num_left_chunks} "
+                "both bound the history: leave num_left_chunks at -1 for a trained window"
+            )
         if self.prefill_kv_window and not self.evicts:
             raise ConfigError(
                 "prefill_kv_window needs a bounded window, got num_left_chunks=-1: "
-                "set num_left_chunks to the trained window"
+                "set window_frames to the trained window"
             )
 
     def _check_geometry(self) -> None:
@@ -159,13 +182,14 @@ class CacheConfig:
         if self.peak_blocks is not None and self.peak_blocks > self.max_blocks_per_seq:
             raise ConfigError(
                 f"max_blocks_per_seq={self.max_blocks_per_seq} cannot address the "
-                f"{self.peak_blocks} blocks that {self._peak_arithmetic()} need; raise it or "
-                "lower num_left_chunks"
+                f"{self.peak_blocks} blocks that {self._peak_arithmetic()} need; raise it"
+                f"{self._or_less_history(', or lower ')}"
             )
-        if self.evicts and self._window_frames > self.position_limit_frames:
+        most_visible = self.max_cache_frames + self.chunk_size
+        if self.evicts and most_visible > self.position_limit_frames:
             raise ConfigError(
-                f"position_limit_frames={self.position_limit_frames} is less than the window of "
-                f"({self.num_left_chunks} + 1) * {self.chunk_size} = {self._window_frames} frames"
+                f"position_limit_frames={self.position_limit_frames} is less than the "
+                f"{self._visible_arithmetic()} = {most_visible} frames that a chunk sees"
             )
 
     def _check_pool(self, max_num_blocks: int) -> None:
@@ -177,7 +201,7 @@ class CacheConfig:
             raise ConfigError(
                 f"max_num_blocks={max_num_blocks} < {needed} = max_batch_size {self.max_batch_size}"
                 f" * {self.blocks_per_stream} blocks a stream ({self._peak_arithmetic()}); raise "
-                "max_num_blocks, or lower max_batch_size or num_left_chunks"
+                f"max_num_blocks, or lower max_batch_size{self._or_less_history(' or ')}"
             )
 
     def _check_share(self, max_num_blocks: int) -> None:
@@ -195,8 +219,16 @@ class CacheConfig:
         )
 
     def _peak_arithmetic(self) -> str:
-        hidden = self.block_size_frames - math.gcd(self.chunk_size, self.block_size_frames)
         return (
-            f"ceil(({hidden} evicted + ({self.num_left_chunks} left + 1) * {self.chunk_size} "
-            f"frames) / {self.block_size_frames})"
+            f"ceil(({self._most_hidden_frames} evicted + {self._visible_arithmetic()} frames) / "
+            f"{self.block_size_frames})"
         )
+
+    def _visible_arithmetic(self) -> str:
+        if self.window_frames is not None:
+            return f"{self.window_frames} trained + {self.chunk_size}"
+        return f"({self.num_left_chunks} left + 1) * {self.chunk_size}"
+
+    def _or_less_history(self, conjunction: str) -> str:
+        """The remedy that a trained window, which is no setting, does not leave."""
+        return f"{conjunction}num_left_chunks" if self.window_frames is None else ""

@@ -1,4 +1,4 @@
-"""The files of a checkpoint directory: that they are there, and are what their names say."""
+"""The files of a checkpoint: that they are there, and are what their names say."""
 
 from __future__ import annotations
 
@@ -20,17 +20,14 @@ _IMPOSTORS = (
 _LONGEST_SIGN = max(len(sign) for sign, _ in _IMPOSTORS)
 
 
-def existing(directory: Path, name: str) -> Path:
-    """The path of a file that is needed.
+def existing(path: Path, *, layout: str) -> Path:
+    """The path of a file that is needed; `layout` says in a clause what a whole checkpoint holds.
 
     Raises CheckpointError for one that is missing or stands for another.
     """
-    path = directory / name
     if not path.is_file():
         raise CheckpointError(
-            f"{path} does not exist; a WeNet checkpoint directory holds train.yaml, final.pt, "
-            "units.txt and the CMVN file that train.yaml names. Copy it there, or point "
-            "checkpoint_dir elsewhere"
+            f"{path} does not exist; {layout}. Copy it there, or point checkpoint_dir elsewhere"
         )
     check_kind(path)
     return path

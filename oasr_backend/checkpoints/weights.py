@@ -18,11 +18,15 @@ _SERVED_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class Weights:
     """The tensors of one file by name. It knows which were taken, so that none is lost in silence.
 
-    `path` is the file, and `prefix` what stands before all names in it, both for messages.
+    For messages: `path` is the file, `described_by` the one that says which tensors it has, and
+    `prefix` what stands before all names in it.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], path: Path, *, prefix: str = "") -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], path: Path, *, described_by: Path, prefix: str = ""
+    ) -> None:
         self.path = path
+        self.described_by = described_by
         self._prefix = prefix
         self._tensors = dict(tensors)
         self._left = dict.fromkeys(self._tensors)
@@ -32,7 +36,7 @@ class Weights:
 
     @property
     def left(self) -> list[str]:
-        """Names of the tensors that nobody has taken, in the file's order."""
+        """Names of the tensors that are not taken yet, in the file's order."""
         return list(self._left)
 
     def name_in_file(self, name: str) -> str:
@@ -51,7 +55,7 @@ class Weights:
         if name not in self._tensors:
             raise CheckpointError(
                 f"{self.path} has no tensor {self.name_in_file(name)!r}; it does not match its "
-                "train.yaml"
+                f"{self.described_by.name}"
             )
         tensor = self._tensors[name]
         if tensor.is_meta or tensor.layout != torch.strided:
@@ -90,22 +94,24 @@ def check_finite(name: str, tensor: Tensor, path: Path) -> None:
         )
 
 
-def load_strictly(module: torch.nn.Module, weights: Tensors, path: Path) -> None:
-    """Raises CheckpointError naming a tensor of the wrong shape or value, or one not given."""
-    derived = {"position_PHC", "position_bias_PH"}
+def load_strictly(module: torch.nn.Module, weights: Tensors, source: Weights) -> None:
+    """Puts `weights`, which were made of those of `source`, into the module.
+
+    Raises CheckpointError naming a tensor of the wrong shape or value, or one not given.
+    """
+    path = source.path
     expected = module.state_dict()
     for name in [name for name in expected if name in weights]:
         if weights[name].shape != expected[name].shape:
             raise CheckpointError(
-                f"{path} does not match its train.yaml: {name} is of shape "
+                f"{path} does not match its {source.described_by.name}: {name} is of shape "
                 f"{tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
             )
         # Finite tensors may fold to what is not: a variance below zero has no root.
         check_finite(name, weights[name], path)
     outcome = module.load_state_dict(weights, strict=False)
-    missing = [name for name in outcome.missing_keys if name.rpartition(".")[2] not in derived]
-    if missing:
-        raise CheckpointError(f"{path} gives no value for {missing[0]}")
+    if outcome.missing_keys:
+        raise CheckpointError(f"{path} gives no value for {outcome.missing_keys[0]}")
     if outcome.unexpected_keys:
         raise CheckpointError(f"{path} gives a value for {outcome.unexpected_keys[0]}, unused")
 

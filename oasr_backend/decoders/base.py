@@ -1,68 +1,53 @@
-"""What the cache layer and the engine ask of a decoder, and what a CTC search must provide.
+"""What a search must provide, and the searches that a CTC head comes with.
 
-A transducer decoder joins by implementing `StreamDecoder` with its own state type; a new CTC search
-by implementing `CtcSearch`, whose storage is addressed by row, one row per audio stream.
+This is all that a search from outside the package needs: it implements `Search`, is described by a
+`SearchKind`, and joins through the mapping of searches that a checkpoint gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
+from oasr_backend.decoders.greedy import GreedySearch
+from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
+from oasr_backend.decoders.settings import SearchSettings
+from oasr_backend.errors import ConfigError
 from oasr_backend.types import Hypothesis
 
-IntArray = npt.NDArray[np.int64]
-StateT = TypeVar("StateT")
+__all__ = [
+    "CTC_SEARCHES",
+    "ChunkRows",
+    "Finish",
+    "Search",
+    "SearchKind",
+    "SearchSettings",
+    "Tail",
+]
 
 
-@dataclass(frozen=True)
-class ChunkRows:
-    """Which storage row each row of a chunk belongs to; all arrays have N entries, on the host.
+class Search(Protocol):
+    """Decodes many streams at once. Its storage is addressed by row, and a row is a stream's slot.
 
-    `num_frames` counts the frames to decode (0: the row takes no part); `start_frames` are the
-    frames that the row heard before.
+    Rows that were not reset since `grow` or since their last stream must not be decoded or read.
     """
 
-    rows: IntArray
-    num_frames: IntArray
-    start_frames: IntArray
-
-    def active_rows(self) -> list[int]:
-        """How many rows take part in each frame, up to the longest row's end."""
-        frame_T = np.arange(self.num_frames.max(initial=0))
-        counts: list[int] = (self.num_frames > frame_T[:, None]).sum(1).tolist()
-        return counts
-
-
-class Tail(NamedTuple):
-    """The best hypothesis' tokens behind those that a caller has already.
-
-    `num_stable` counts the first tokens of the whole hypothesis that can no longer change.
-    """
-
-    tokens: Sequence[int]
-    num_stable: int
-
-
-#: Waits for the device and takes in what it found. Called once for every chunk that was begun, in
-#: their order; until then the hypotheses are those from before the chunk.
-Finish = Callable[[], None]
-
-
-class CtcSearch(Protocol):
     def grow(self, num_rows: int) -> None:
         """Have room for `num_rows` rows; the values of present rows are kept."""
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        """Put the rows at the start of a stream."""
+        """Put the rows at the start of a stream, and let go of what they held."""
 
-    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
-        """Queue the decoding of one chunk of N rows, with at most one device-to-host copy."""
+    def begin(self, frames_NTX: torch.Tensor, chunk: ChunkRows) -> Finish:
+        """Queue the decoding of one chunk of N rows, with at most one device-to-host copy.
+
+        `frames_NTX` is the head's raw output. It has been read, as the device sees it, on return.
+        """
 
     def num_stable(self, row: int) -> int:
         """How many first tokens of the row's hypotheses can no longer change."""
@@ -77,22 +62,41 @@ class CtcSearch(Protocol):
         """
 
 
-class StreamDecoder(Protocol[StateT]):
-    def create_state(self, batch: int, vocab_size: int) -> StateT: ...
+@dataclass(frozen=True)
+class SearchKind:
+    """A search by its name, the head whose output it reads, and what streams may ask of it.
 
-    def reset_state(self, state: StateT, batch: int, vocab_size: int) -> None: ...
+    `honours` holds names of stream options among beam_size, nbest, hotwords, use_lm and rescoring.
+    A search that does not honour beam_size keeps one hypothesis. `make` gets scorers of a search
+    that honours hotwords or use_lm only.
+    """
 
-    def release_state(self, state: StateT) -> None: ...
+    name: str
+    make: Callable[[SearchSettings], Search]
+    head: str = "ctc"
+    honours: frozenset[str] = frozenset()
 
-    def decode_chunk_batch(
-        self,
-        log_probs_NTV: torch.Tensor,
-        states: Sequence[StateT],
-        *,
-        num_frames: Sequence[int] | None = None,
-        mask: Sequence[bool] | None = None,
-    ) -> None: ...
+    def most_hypotheses(self, beam_size: int) -> int:
+        """How many hypotheses of a stream a caller may ask for."""
+        return beam_size if "nbest" in self.honours else 1
 
-    def best_batch(
-        self, states: Sequence[StateT], *, skips: Sequence[int] | None = None
-    ) -> list[Hypothesis]: ...
+
+def _greedy(settings: SearchSettings) -> Search:
+    if settings.scorers:
+        raise ConfigError("greedy weighs no alternatives; scorers need decoder prefix_beam")
+    return GreedySearch(settings.blank_id)
+
+
+def _by_name(*kinds: SearchKind) -> Mapping[str, SearchKind]:
+    return MappingProxyType({kind.name: kind for kind in kinds})
+
+
+#: The one table of them. The first is what a stream gets that names none.
+CTC_SEARCHES = _by_name(
+    SearchKind("greedy", _greedy),
+    SearchKind(
+        "prefix_beam",
+        PrefixBeamSearch,
+        honours=frozenset({"beam_size", "nbest", "hotwords", "use_lm", "rescoring"}),
+    ),
+)

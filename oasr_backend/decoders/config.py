@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
+from oasr_backend.decoders.base import CTC_SEARCHES
 from oasr_backend.errors import ConfigError
-
-DecoderName = Literal["greedy", "prefix_beam"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class GpuDecoderConfig:
     nbest             hypotheses in a result, best first
     """
 
-    decoder: DecoderName = "prefix_beam"
+    decoder: str = "prefix_beam"
     beam_size: int = 10
     token_candidates: int = 10
     blank_id: int = 0
@@ -30,8 +28,8 @@ class GpuDecoderConfig:
     nbest: int = 1
 
     def __post_init__(self) -> None:
-        if self.decoder not in get_args(DecoderName):
-            names = ", ".join(get_args(DecoderName))
+        if self.decoder not in CTC_SEARCHES:
+            names = ", ".join(CTC_SEARCHES)
             raise ConfigError(f"decoder {self.decoder!r} is unknown; use one of: {names}")
         for name, least in (("beam_size", 1), ("token_candidates", 1), ("blank_id", 0)):
             if getattr(self, name) < least:
@@ -43,7 +41,7 @@ class GpuDecoderConfig:
         self._check_nbest()
 
     def _check_nbest(self) -> None:
-        most = self.beam_size if self.decoder == "prefix_beam" else 1
+        most = CTC_SEARCHES[self.decoder].most_hypotheses(self.beam_size)
         if not 1 <= self.nbest <= most:
             raise ConfigError(
                 f"nbest {self.nbest} is not in 1..{most}: {self.decoder} keeps {most} hypotheses "

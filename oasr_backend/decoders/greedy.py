@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, Finish, IntArray, Tail
+from oasr_backend.decoders.arrays import BoolArray, IntArray, more_rows
+from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.types import Hypothesis
 
-BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -57,7 +57,7 @@ class _Transcript:
 
 
 class GreedySearch:
-    """Implements CtcSearch. A token's time is its first frame, its log-prob the best of its frames.
+    """Implements Search. A token's time is its first frame, its log-prob the best of its frames.
 
     The score of a hypothesis is the sum of its path's log-probs over all frames.
     """
@@ -69,9 +69,9 @@ class GreedySearch:
         self._transcripts: list[_Transcript] = []
 
     def grow(self, num_rows: int) -> None:
+        self._last = more_rows(self._last, num_rows, fill=-1)
+        self._score = more_rows(self._score, num_rows)
         added = num_rows - len(self._transcripts)
-        self._last = np.concatenate((self._last, np.full(added, -1)))
-        self._score = np.concatenate((self._score, np.zeros(added)))
         self._transcripts.extend(_Transcript() for _ in range(added))
 
     def reset_rows(self, rows: Sequence[int]) -> None:
@@ -80,8 +80,8 @@ class GreedySearch:
             self._score[row] = 0.0
             self._transcripts[row] = _Transcript()
 
-    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
-        found = begin_copy(best_tokens(log_probs_NTV))
+    def begin(self, frames_NTX: torch.Tensor, chunk: ChunkRows) -> Finish:
+        found = begin_copy(best_tokens(frames_NTX))
         return lambda: self.extend(found(), chunk)
 
     def extend(self, packed_2NT: npt.NDArray[np.int32], chunk: ChunkRows) -> None:

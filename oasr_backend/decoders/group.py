@@ -1,192 +1,129 @@
 """Every stream's decoder, whatever its options ask for: one batched decode per kind and step.
 
-A kind is a search with its beam size. Its decoder is made when a stream first asks for it, so that
-a server whose streams all take the defaults has one, and pays for one.
+A kind is a search with its beam size and scorers. Its decoder is made when a stream first asks for
+it, so that a server whose streams all take the defaults has one, and pays for one. Streams are
+named by slot, and a slot is a stream's row in its search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from oasr_backend.cache import CtcStateCacheManager, StreamHandle
-from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig, GpuStreamingDecoder, StreamState
-from oasr_backend.decoders.base import Finish, Tail
-from oasr_backend.decoders.bias.arpa import load_arpa
-from oasr_backend.decoders.bias.base import PrefixScorer
-from oasr_backend.decoders.bias.hotwords import HotwordScorer
+from oasr_backend.decoders.arrays import IntArray, doubled, more_rows
+from oasr_backend.decoders.base import ChunkRows, Finish, Search, SearchKind, SearchSettings, Tail
 from oasr_backend.decoders.bias.ngram import NgramScorer
 from oasr_backend.decoders.bias.spelling import HotwordSpelling
-from oasr_backend.decoders.config import DecoderName
-from oasr_backend.decoders.second_pass.base import NoDecoder
-from oasr_backend.decoders.second_pass.final_order import FinalOrder
-from oasr_backend.decoders.second_pass.rescorer import Rescorer
+from oasr_backend.decoders.chunk import nothing_to_finish
+from oasr_backend.decoders.kinds import DecoderKind, KindDecoder, KindParts
+from oasr_backend.decoders.option_check import OptionCheck
+from oasr_backend.decoders.second_pass.base import SecondPass
+from oasr_backend.decoders.second_pass.final_order import FinalOrder, Weighing
 from oasr_backend.device import to_device
-from oasr_backend.errors import InvalidRequestError, StreamStateError, UnknownStreamError
+from oasr_backend.errors import StreamStateError, UnknownStreamError
 from oasr_backend.options import StreamOptions
 from oasr_backend.text.tokenizer import Tokenizer
-from oasr_backend.types import Hypothesis, StreamId
+from oasr_backend.types import Hypothesis
 
-ReadT = TypeVar("ReadT")
-
-
-def decoder_config(config: ServingConfig, blank_id: int) -> GpuDecoderConfig:
-    """What a stream without options is decoded with."""
-    return GpuDecoderConfig(
-        decoder="greedy" if config.decoder == "greedy" else "prefix_beam",
-        beam_size=config.beam_size,
-        blank_id=blank_id,
-        blank_threshold=config.blank_threshold,
-    )
+#: The kind of a slot without a stream.
+_CLOSED = -1
 
 
-def load_language_model(
-    config: ServingConfig, tokenizer: Tokenizer, device: torch.device
-) -> NgramScorer | None:
-    """The server's n-gram model, if it has one. Raises ConfigError for one that does not fit."""
-    if not config.lm_path:
-        return None
-    symbols = tokenizer.pieces(range(tokenizer.vocab_size))
-    return NgramScorer(
-        load_arpa(config.lm_path, symbols),
-        weight=config.lm_weight,
-        unit_bonus=config.lm_unit_bonus,
-        device=device,
-    )
-
-
-class DecoderKind(NamedTuple):
-    """What streams must have in common to be decoded together."""
-
-    search: DecoderName
-    beam_size: int
-    has_hotwords: bool = False
-    has_lm: bool = False
-
-    @classmethod
-    def of(cls, options: StreamOptions) -> DecoderKind:
-        if options.decoder == "prefix_beam":
-            return cls("prefix_beam", options.beam_size, bool(options.phrases), options.use_lm)
-        return cls("greedy", 1)
-
-
-@dataclass(frozen=True)
-class _Decoder:
-    """What serves the streams of one kind."""
-
-    manager: CtcStateCacheManager
-    hotwords: HotwordScorer | None
-
-
-class StreamDecoders:
-    """Implements what a `StreamContext` asks of decoder states. Streams are named by generation."""
+class DecoderGroup:
+    """The decoders of all streams of an engine. Not thread-safe."""
 
     def __init__(
         self,
-        config: GpuDecoderConfig,
+        searches: Mapping[str, SearchKind],
+        settings: SearchSettings,
         tokenizer: Tokenizer,
         *,
         vocab_size: int,
-        device: torch.device,
-        rescorer: Rescorer | NoDecoder,
+        second_pass: SecondPass,
         language_model: NgramScorer | None = None,
     ) -> None:
-        """`config` is what a stream without options gets; others share its further settings."""
-        self._language_model = language_model
-        self._rescorer = rescorer
-        self._config = config
-        self._device = device
-        self._vocab_size = vocab_size
-        self._spelling = HotwordSpelling(tokenizer, vocab_size)
-        self._decoders: dict[DecoderKind, _Decoder] = {}
-        self._kind_of: dict[StreamId, DecoderKind] = {}
-        self._final_order = FinalOrder(rescorer, language_model)
+        """`searches` are the checkpoint's, the default first; streams choose their beam size."""
+        spelling = HotwordSpelling(tokenizer, vocab_size)
+        self._parts = KindParts(searches, settings, spelling, language_model)
+        self._options = OptionCheck(
+            searches,
+            spelling,
+            has_lm=language_model is not None,
+            no_rescoring=second_pass.reason,
+        )
+        self._number_of: dict[DecoderKind, int] = {}
+        self._decoders: dict[int, KindDecoder] = {}
+        self._next_number = 0
+        self._kind_S: IntArray = np.zeros(0, dtype=np.int64)
+        self._start_S: IntArray = np.zeros(0, dtype=np.int64)
+        self._final_order = FinalOrder(second_pass, language_model)
 
     @property
     def num_streams(self) -> int:
-        return len(self._kind_of)
+        return int(np.count_nonzero(self._kind_S != _CLOSED))
 
     @property
     def kinds(self) -> list[DecoderKind]:
         """Those that any stream has asked for, as far as they are kept."""
-        return list(self._decoders)
+        return list(self._number_of)
 
     def drop_idle_kinds(self) -> None:
         """Forgets the kinds that no open stream uses; the next stream of one makes it anew."""
-        used = set(self._kind_of.values())
-        self._decoders = {kind: made for kind, made in self._decoders.items() if kind in used}
+        used = set(np.unique(self._kind_S).tolist())
+        self._number_of = {kind: n for kind, n in self._number_of.items() if n in used}
+        self._decoders = {n: self._decoders[n] for n in self._number_of.values()}
+
+    def resolve(self, options: StreamOptions) -> StreamOptions:
+        """With the name of the search that the stream gets, where it names none."""
+        return self._options.resolve(options)
 
     def check(self, options: StreamOptions) -> None:
-        """Raises InvalidRequestError for what this model cannot spell or this server has not."""
-        if options.use_lm and self._language_model is None:
-            raise InvalidRequestError(
-                "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
-            )
-        if options.rescoring and isinstance(self._rescorer, NoDecoder):
-            raise InvalidRequestError(
-                f"rescoring: {self._rescorer.reason}; leave rescoring out, or serve a checkpoint "
-                "whose attention decoder can be used"
-            )
-        if options.phrases:
-            self._spelling.graph(options)
+        """Raises InvalidRequestError for what the search, the model or the server has not."""
+        self._options.check(options)
 
-    def allocate_stream(self, stream_id: StreamId, options: StreamOptions | None = None) -> None:
-        """Raises StreamStateError for an id that is open, InvalidRequestError as `check` does."""
-        if stream_id in self._kind_of:
-            raise StreamStateError(f"stream {stream_id!r} is already allocated; free it first")
-        if options is not None:
-            self.check(options)
-        kind = self._kind(options)
-        decoder = self._decoder(kind)
-        decoder.manager.allocate_stream(stream_id, batch=1, vocab_size=self._vocab_size)
-        self._kind_of[stream_id] = kind
-        if decoder.hotwords is not None and options is not None:
-            (state,) = decoder.manager.get_states([stream_id])
-            graph = self._spelling.graph(options)
-            decoder.hotwords.assign(state.rows, self._spelling.key(options), graph)
-        if options is not None:
-            self._final_order.open(stream_id, options)
+    def open(self, slot: int, options: StreamOptions) -> None:
+        """Raises StreamStateError for an open slot, InvalidRequestError as `check` does."""
+        options = self.resolve(options)
+        self.check(options)
+        self._cover(slot)
+        if self._kind_S[slot] != _CLOSED:
+            raise StreamStateError(f"slot {slot} is open; close it first")
+        number = self._number(DecoderKind.of(options, self._parts.searches[options.decoder]))
+        self._decoders[number].open(slot, options)
+        self._final_order.open(slot, options)
+        self._kind_S[slot] = number
+        self._start_S[slot] = 0
 
-    def free_stream(self, stream_id: StreamId) -> None:
-        decoder = self._find(stream_id)
-        if decoder.hotwords is not None:
-            (state,) = decoder.manager.get_states([stream_id])
-            decoder.hotwords.release(state.rows)
-        self._final_order.close(stream_id)
-        decoder.manager.free_stream(stream_id)
-        del self._kind_of[stream_id]
+    def close(self, slot: int) -> None:
+        """Raises UnknownStreamError for a slot that is not open."""
+        decoder = self._decoder(slot)
+        self._kind_S[slot] = _CLOSED
+        self._final_order.close(slot)
+        decoder.close(slot)
 
-    def get_decoder(self, stream_id: StreamId) -> StreamHandle:
-        return self._find(stream_id).manager.get_decoder(stream_id)
-
-    def begin_decode(
-        self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], logits_BTV: Tensor
+    def begin(
+        self,
+        slots_B: IntArray,
+        num_frames_B: IntArray,
+        output_heads: Mapping[str, Tensor],
+        encoded_BTD: Tensor,
     ) -> Finish:
-        """One step: row i of the (B, T, V) logits belongs to stream i.
+        """One step: row i of each head's (B, T, ...) output belongs to slot i; slots are distinct.
 
-        The logits have been read, as the device sees it, when this returns; hypotheses grow with
+        The output has been read, as the device sees it, when this returns; hypotheses grow with
         the returned call.
         """
-        begun = []
-        by_kind = self._rows_by_kind(stream_ids)
-        for kind, rows in by_kind.items():
-            manager = self._decoders[kind].manager
-            scores_NTV = logits_BTV
-            if len(by_kind) > 1:
-                row_N = to_device(np.array(rows, dtype=np.int64), logits_BTV.device)
-                scores_NTV = logits_BTV.index_select(0, row_N)
-            if kind.search == "prefix_beam":
-                scores_NTV = scores_NTV.float().log_softmax(dim=-1)
-            states = manager.get_states([stream_ids[row] for row in rows])
-            frames = [num_frames[row] for row in rows]
-            begun.append(manager.decoder.begin_chunk_batch(scores_NTV, states, num_frames=frames))
+        chunk = ChunkRows(slots_B, num_frames_B, self._start_S[slots_B])
+        begun = [
+            _begin(decoder, output_heads[decoder.head], chunk, rows)
+            for decoder, rows in self._by_kind(slots_B)
+        ]
+        self._start_S[slots_B] += num_frames_B
+        self._final_order.keep(slots_B, num_frames_B, encoded_BTD)
+        if len(begun) == 1:
+            return begun[0]
 
         def finish() -> None:
             for finish_kind in begun:
@@ -199,134 +136,113 @@ class StreamDecoders:
         """Whether `end` may change the order of any stream's hypotheses."""
         return self._final_order.is_awaited
 
-    def keep_encoded(
-        self, stream_ids: Sequence[StreamId], num_frames: Sequence[int], encoded_BTD: Tensor
-    ) -> None:
-        """Keeps a step's encoder frames for the streams that will be rescored, if there are any."""
-        self._final_order.keep(stream_ids, num_frames, encoded_BTD)
-
-    def end(
-        self,
-        stream_ids: Sequence[StreamId],
-        *,
-        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def end(self, slots: Sequence[int]) -> Weighing | None:
         """Streams that have ended get the last order of their hypotheses, once.
 
-        `best`, `tails` and `nbest` follow it from then on. Within `meanwhile` no stream's state is
-        read or written.
+        `best`, `tails` and `nbest` follow it from then on: at once as far as the ends of texts go,
+        and from `Weighing.settle` on, which the caller must call, where one is returned.
         """
-        self._final_order.decide(
-            stream_ids,
-            lambda one: self.nbest(one, self._kind_of[one].beam_size),
-            meanwhile=meanwhile,
-        )
+        return self._final_order.end(slots, self._beam)
 
-    def is_rescored(self, stream_id: StreamId) -> bool:
-        return self._final_order.is_rescored(stream_id)
+    def is_rescored(self, slot: int) -> bool:
+        return self._final_order.is_rescored(slot)
 
-    def best(
-        self, stream_ids: Sequence[StreamId], *, skips: Sequence[int] | None = None
-    ) -> list[Hypothesis]:
+    def best(self, slots: Sequence[int], *, skips: Sequence[int] | None = None) -> list[Hypothesis]:
         """Each stream's best hypothesis, without its first `skips` tokens; no device work."""
-        skips = [0] * len(stream_ids) if skips is None else skips
-        found = self._read(
-            stream_ids, skips, lambda decoder, states, own: decoder.best_batch(states, skips=own)
-        )
-        for row, best in self._final_order.best(stream_ids):
+        skips = [0] * len(slots) if skips is None else skips
+        found = [
+            search.hypotheses(slot, 1, skip=skip)[0]
+            for search, slot, skip in zip(self._each(slots), slots, skips, strict=True)
+        ]
+        for row, best in self._final_order.best(slots):
             found[row] = best.without_first(skips[row])
         return found
 
-    def tails(self, stream_ids: Sequence[StreamId], skips: Sequence[int]) -> list[Tail]:
+    def tails(self, slots: Sequence[int], skips: Sequence[int]) -> list[Tail]:
         """What a transcript needs of each stream whose first `skips` tokens it has already."""
-        found = self._read(
-            stream_ids, skips, lambda decoder, states, own: decoder.tails(states, own)
-        )
-        for row, best in self._final_order.best(stream_ids):
+        found = [
+            search.tail(slot, skip)
+            for search, slot, skip in zip(self._each(slots), slots, skips, strict=True)
+        ]
+        for row, best in self._final_order.best(slots):
             found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
         return found
 
-    def nbest(self, stream_id: StreamId, count: int, *, skip: int = 0) -> list[Hypothesis]:
+    def nbest(self, slot: int, count: int, *, skip: int = 0) -> list[Hypothesis]:
         """The `count` best hypotheses of one stream, or as many as there are; best first.
 
         Without their first `skip` tokens, which no later chunk may change.
         """
-        final = self._final_order.get(stream_id)
+        final = self._final_order.get(slot)
         if final is not None:
             return [hypothesis.without_first(skip) for hypothesis in final[:count]]
-        handle = self.get_decoder(stream_id)
-        return handle.decoder.nbest(handle.state, count, skip=skip)
+        return self._decoder(slot).search.hypotheses(slot, count, skip=skip)
 
-    def num_stable(self, stream_id: StreamId) -> int:
+    def num_stable(self, slot: int) -> int:
         """How many first tokens of every hypothesis can no longer change."""
-        handle = self.get_decoder(stream_id)
-        return handle.decoder.num_stable(handle.state)
+        return self._decoder(slot).search.num_stable(slot)
 
-    def check_integrity(self) -> None:
-        """Every stream is with exactly one decoder, and every decoder agrees with itself."""
-        managers = [decoder.manager for decoder in self._decoders.values()]
-        num_held = sum(manager.num_streams for manager in managers)
-        assert num_held == len(self._kind_of), "a decoder keeps a stream that is gone"
-        for stream_id in self._kind_of:
-            self._find(stream_id).manager.get_states([stream_id])
-        self._final_order.check_integrity(self._kind_of)
-        for decoder in self._decoders.values():
-            decoder.manager.check_integrity()
-            if decoder.hotwords is not None:
-                decoder.hotwords.check_integrity()
+    def check_integrity(self, open_slots: Collection[int]) -> None:
+        """Exactly these slots have a decoder, and every decoder agrees with itself."""
+        found = np.flatnonzero(self._kind_S != _CLOSED).tolist()
+        assert set(found) == set(open_slots), "a decoder keeps a stream that is gone, or lacks one"
+        assert sorted(self._number_of.values()) == sorted(self._decoders), "a kind has no decoder"
+        for number, decoder in self._decoders.items():
+            decoder.check_integrity(np.flatnonzero(self._kind_S == number))
+        self._final_order.check_integrity(open_slots)
 
-    def _kind(self, options: StreamOptions | None) -> DecoderKind:
-        if options is not None:
-            return DecoderKind.of(options)
-        is_beam = self._config.decoder == "prefix_beam"
-        return DecoderKind(self._config.decoder, self._config.beam_size if is_beam else 1)
+    def _beam(self, slot: int) -> list[Hypothesis]:
+        return self.nbest(slot, self._decoder(slot).kind.beam_size)
 
-    def _decoder(self, kind: DecoderKind) -> _Decoder:
-        if kind not in self._decoders:
-            config = replace(self._config, decoder=kind.search, beam_size=kind.beam_size, nbest=1)
-            hotwords = self._spelling.scorer(self._device) if kind.has_hotwords else None
-            language_model = self._language_model if kind.has_lm else None
-            both: tuple[PrefixScorer | None, ...] = (hotwords, language_model)
-            scorers = [scorer for scorer in both if scorer is not None]
-            manager = CtcStateCacheManager(config, device=self._device, scorers=scorers)
-            self._decoders[kind] = _Decoder(manager, hotwords)
-        return self._decoders[kind]
+    def _cover(self, slot: int) -> None:
+        if slot >= len(self._kind_S):
+            num_slots = doubled(len(self._kind_S), row=slot)
+            self._kind_S = more_rows(self._kind_S, num_slots, fill=_CLOSED)
+            self._start_S = more_rows(self._start_S, num_slots)
 
-    def _find(self, stream_id: StreamId) -> _Decoder:
+    def _number(self, kind: DecoderKind) -> int:
+        if kind not in self._number_of:
+            self._decoders[self._next_number] = KindDecoder(kind, self._parts)
+            self._number_of[kind] = self._next_number
+            self._next_number += 1
+        return self._number_of[kind]
+
+    def _decoder(self, slot: int) -> KindDecoder:
+        number = int(self._kind_S[slot]) if 0 <= slot < len(self._kind_S) else _CLOSED
+        if number == _CLOSED:
+            raise _closed(slot)
+        return self._decoders[number]
+
+    def _each(self, slots: Sequence[int]) -> list[Search]:
+        """The search of each of these streams."""
+        numbers = self._kind_S[slots].tolist()
         try:
-            return self._decoders[self._kind_of[stream_id]]
+            return [self._decoders[number].search for number in numbers]
         except KeyError:
-            raise UnknownStreamError(
-                f"stream {stream_id!r} has no decoder; allocate_stream() comes first"
-            ) from None
+            raise _closed(slots[numbers.index(_CLOSED)]) from None
 
-    def _read(
-        self,
-        stream_ids: Sequence[StreamId],
-        skips: Sequence[int],
-        read: Callable[[GpuStreamingDecoder, list[StreamState], list[int]], list[ReadT]],
-    ) -> list[ReadT]:
-        """What `read` tells of each stream, asked once of every kind of decoder."""
-        by_kind = self._rows_by_kind(stream_ids)
-        if len(by_kind) == 1:
-            (kind,) = by_kind
-            manager = self._decoders[kind].manager
-            return read(manager.decoder, manager.get_states(stream_ids), list(skips))
-        found: dict[int, ReadT] = {}
-        for kind, rows in by_kind.items():
-            manager = self._decoders[kind].manager
-            states = manager.get_states([stream_ids[row] for row in rows])
-            told = read(manager.decoder, states, [skips[row] for row in rows])
-            found.update(zip(rows, told, strict=True))
-        return [found[row] for row in range(len(stream_ids))]
+    def _by_kind(self, slots_B: IntArray) -> Iterator[tuple[KindDecoder, IntArray | None]]:
+        """The decoders of these streams, each with its rows among them; None: all of them."""
+        kind_B = self._kind_S[slots_B]
+        numbers = np.unique(kind_B).tolist()
+        if _CLOSED in numbers:
+            raise _closed(int(slots_B[kind_B == _CLOSED][0]))
+        for number in numbers:
+            rows = None if len(numbers) == 1 else np.flatnonzero(kind_B == number)
+            yield self._decoders[number], rows
 
-    def _rows_by_kind(self, stream_ids: Sequence[StreamId]) -> Mapping[DecoderKind, Sequence[int]]:
-        if len(self._decoders) == 1:
-            return dict.fromkeys(self._decoders, range(len(stream_ids)))
-        rows: dict[DecoderKind, list[int]] = {}
-        for row, stream_id in enumerate(stream_ids):
-            try:
-                rows.setdefault(self._kind_of[stream_id], []).append(row)
-            except KeyError:
-                self._find(stream_id)
-        return rows
+
+def _closed(slot: int) -> UnknownStreamError:
+    return UnknownStreamError(f"slot {slot} has no decoder; open() comes first")
+
+
+def _begin(
+    decoder: KindDecoder, frames_BTX: Tensor, chunk: ChunkRows, rows: IntArray | None
+) -> Finish:
+    if rows is not None:
+        frames_BTX = frames_BTX.index_select(0, to_device(rows, frames_BTX.device))
+        chunk = ChunkRows(chunk.rows[rows], chunk.num_frames[rows], chunk.start_frames[rows])
+    longest = int(chunk.num_frames.max(initial=0))
+    if not longest:
+        return nothing_to_finish
+    return decoder.begin(frames_BTX[:, :longest], chunk)

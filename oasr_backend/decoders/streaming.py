@@ -7,25 +7,29 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from oasr_backend.decoders.base import ChunkRows, CtcSearch, Finish, Tail
+from oasr_backend.decoders.base import CTC_SEARCHES, Search, SearchSettings
 from oasr_backend.decoders.bias.base import PrefixScorer
+from oasr_backend.decoders.chunk import ChunkRows, Finish, nothing_to_finish
 from oasr_backend.decoders.config import GpuDecoderConfig
-from oasr_backend.decoders.greedy import GreedySearch
-from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
 from oasr_backend.decoders.result import GpuDecoderResult
 from oasr_backend.decoders.rows import RowPool, StreamState
-from oasr_backend.errors import ConfigError, DecoderStateError, StreamStateError
+from oasr_backend.errors import DecoderStateError, StreamStateError
 from oasr_backend.types import Hypothesis
 
 
 def _make_search(
     config: GpuDecoderConfig, device: torch.device, scorers: Sequence[PrefixScorer]
-) -> CtcSearch:
-    if config.decoder == "prefix_beam":
-        return PrefixBeamSearch(config, device, scorers)
-    if scorers:
-        raise ConfigError("greedy weighs no alternatives; scorers need decoder prefix_beam")
-    return GreedySearch(config.blank_id)
+) -> Search:
+    settings = SearchSettings(
+        device=device,
+        blank_id=config.blank_id,
+        beam_size=config.beam_size,
+        token_candidates=config.token_candidates,
+        blank_threshold=config.blank_threshold,
+        scorers=tuple(scorers),
+        takes_log_probs=True,
+    )
+    return CTC_SEARCHES[config.decoder].make(settings)
 
 
 class GpuStreamingDecoder:
@@ -117,7 +121,7 @@ class GpuStreamingDecoder:
             frames = [n if takes else 0 for n, takes in zip(frames, takes_part, strict=True)]
         longest = max(frames, default=0)
         if not longest:
-            return _nothing_to_finish
+            return nothing_to_finish
         finish = self._search.begin(log_probs_NTV[:, :longest], _chunk_rows(states, rows, frames))
         for state, count in zip(states, frames, strict=True):
             state.step += count
@@ -151,11 +155,6 @@ class GpuStreamingDecoder:
             self._search.hypotheses(state.rows[0], 1, skip=skip)[0]
             for state, skip in zip(states, skips, strict=True)
         ]
-
-    def tails(self, states: Sequence[StreamState], skips: Sequence[int]) -> list[Tail]:
-        """Of the first batch entry of each state, what follows its first `skips` tokens."""
-        tail = self._search.tail
-        return [tail(state.rows[0], skip) for state, skip in zip(states, skips, strict=True)]
 
     def nbest(self, state: StreamState, count: int, *, skip: int = 0) -> list[Hypothesis]:
         """The `count` best hypotheses of the state's first entry, or all there are; best first.
@@ -204,11 +203,6 @@ class GpuStreamingDecoder:
     def _check_chunk(self, log_probs_NTV: torch.Tensor, states: Sequence[StreamState]) -> list[int]:
         """The storage rows of the states, in order."""
         self._check_owner(*states)
-        if self.config.decoder != "greedy" and log_probs_NTV.device.type != self.device.type:
-            raise StreamStateError(
-                f"log-probs are on {log_probs_NTV.device}, the decoder's states on {self.device}; "
-                "make the decoder with device= that of the log-probs"
-            )
         kinds = {(state.batch, state.vocab_size) for state in states}
         if len(kinds) > 1:
             raise StreamStateError(
@@ -226,10 +220,6 @@ class GpuStreamingDecoder:
                 "one row per batch entry of each state"
             )
         return rows
-
-
-def _nothing_to_finish() -> None:
-    """Of a chunk without frames."""
 
 
 def _frames_per_state(

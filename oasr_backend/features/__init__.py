@@ -1,10 +1,12 @@
-"""Audio in, normalised log-mel features out: buffering, resampling, filterbank, CMVN."""
+"""Audio in, normalised features out: buffering, resampling, frame arithmetic, front ends."""
 
 from oasr_backend.features.audio_buffer import AudioBuffer
+from oasr_backend.features.base import Frontend
 from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
-from oasr_backend.features.geometry import WindowGeometry
+from oasr_backend.features.geometry import FrameGeometry, WindowGeometry
+from oasr_backend.features.kaldi import KaldiFrontend
 from oasr_backend.features.resample import MAX_RATE_HZ, MIN_RATE_HZ, StreamingResampler
 
 __all__ = [
@@ -12,7 +14,10 @@ __all__ = [
     "MIN_RATE_HZ",
     "AudioBuffer",
     "FbankConfig",
+    "FrameGeometry",
+    "Frontend",
     "GlobalCmvn",
+    "KaldiFrontend",
     "LogMelFilterbank",
     "StreamingResampler",
     "WindowGeometry",

@@ -14,7 +14,7 @@ from collections import deque
 import numpy as np
 
 from oasr_backend.errors import StreamStateError
-from oasr_backend.features.geometry import WindowGeometry, count_windows
+from oasr_backend.features.geometry import WindowGeometry
 from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, check_samples
 from oasr_backend.types import Pcm16, Samples
 
@@ -69,8 +69,8 @@ class AudioBuffer:
     def accept(self, samples_S: Samples | Pcm16) -> None:
         """Takes samples, float32 in [-1, 1] or int16, of any number behind those already held.
 
-        The array is kept until its last window is cut: nobody may write to it afterwards. Raises
-        StreamStateError after `finish`, or for another shape or dtype.
+        The array is kept until its last window is cut, so the caller does not write to it any
+        more. Raises StreamStateError after `finish`, or for another shape or dtype.
         """
         if self._is_finished:
             raise StreamStateError(
@@ -131,7 +131,7 @@ class AudioBuffer:
         num_frames = geometry.window_frames
         if self._is_finished:
             num_frames = self._last_window_frames()
-            num_copied = min(self._buffered_samples, geometry.num_samples(num_frames))
+            num_copied = min(self._buffered_samples, geometry.frames.num_samples(num_frames))
             into[num_copied:] = 0
             into = into[:num_copied]
         self._copy_first(into)
@@ -167,30 +167,23 @@ class AudioBuffer:
             )
 
     def _count_full_windows(self) -> int:
-        geometry = self.geometry
-        return count_windows(
-            self.buffered_samples, geometry.window_samples, geometry.stride_samples
-        )
+        return self.geometry.num_full_windows(self._buffered_samples)
 
     def _count_last_windows(self) -> int:
         """Windows left in a stream that has ended."""
-        geometry = self.geometry
-        if not self._has_tail_padding:
-            return count_windows(
-                self._remaining_frames(), geometry.min_frames, geometry.stride_frames
-            )
-        total = self._heard_samples // geometry.stride_samples + 1 if self._heard_samples else 0
-        return total - self._popped_windows
-
-    def _remaining_frames(self) -> int:
-        popped_frames = self._popped_windows * self.geometry.stride_frames
-        return self.geometry.num_frames(self._heard_samples) - popped_frames
+        return self.geometry.num_last_windows(
+            self._heard_samples,
+            num_popped=self._popped_windows,
+            tail_padding=self._has_tail_padding,
+        )
 
     def _last_window_frames(self) -> int:
         """Frames of the next window of a stream that has ended."""
-        if not self._has_tail_padding:
-            return min(self.geometry.window_frames, self._remaining_frames())
-        return self.geometry.window_frames
+        return self.geometry.last_window_frames(
+            self._heard_samples,
+            num_popped=self._popped_windows,
+            tail_padding=self._has_tail_padding,
+        )
 
     def _copy_first(self, into: Samples | Pcm16) -> None:
         """Fills `into` with the oldest samples held."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from oasr_backend.errors import ConfigError, StreamStateError
-from oasr_backend.features.geometry import count_windows
+from oasr_backend.features.geometry import FrameGeometry
 from oasr_backend.kernels.launch import use_kernel
 
 _WINDOWS = ("povey", "hanning", "hamming", "rectangular")
@@ -78,13 +79,18 @@ class FbankConfig:
     def top_freq(self) -> float:
         return self.high_freq if self.high_freq > 0.0 else self.sample_rate / 2 + self.high_freq
 
-    def num_frames(self, num_samples: int) -> int:
-        """Whole frames in `num_samples`."""
-        return count_windows(num_samples, self.frame_length_samples, self.frame_shift_samples)
+    @cached_property
+    def geometry(self) -> FrameGeometry:
+        return FrameGeometry(
+            sample_rate=self.sample_rate,
+            frame_length_samples=self.frame_length_samples,
+            frame_shift_samples=self.frame_shift_samples,
+            num_bins=self.num_mel_bins,
+        )
 
 
 class LogMelFilterbank(nn.Module):
-    """Samples in [-1, 1] to log-mel energies, in float32 whatever the default dtype is.
+    """Samples in [-1, 1] to log-mel energies, in float32 under any default dtype.
 
     Has no state between calls and no data-dependent shape, so that it can be captured in a
     CUDA graph (after one warm-up call, which makes the FFT plan). On a GPU the mel product
@@ -104,15 +110,15 @@ class LogMelFilterbank(nn.Module):
 
     @torch.no_grad()
     def forward(self, samples_BS: Tensor) -> Tensor:
-        """Returns `features_BTF` with T = config.num_frames(S); T may be 0."""
+        """Returns `features_BTF` with T = config.geometry.num_frames(S); T may be 0."""
         if samples_BS.dim() != 2 or not samples_BS.is_floating_point():
             raise StreamStateError(
                 f"samples are {samples_BS.dtype} of shape {tuple(samples_BS.shape)}; "
                 "pass floating point samples of shape (streams, samples)"
             )
         num_streams, num_samples = samples_BS.shape
-        if num_streams == 0 or self.config.num_frames(num_samples) == 0:
-            num_frames = self.config.num_frames(num_samples)
+        num_frames = self.config.geometry.num_frames(num_samples)
+        if num_streams == 0 or num_frames == 0:
             return self.mel.new_zeros((num_streams, num_frames, self.config.num_mel_bins))
         with torch.autocast(samples_BS.device.type, enabled=False):
             if samples_BS.device.type != "cpu":

@@ -1,4 +1,8 @@
-"""How samples become feature frames, and feature frames become encoder windows."""
+"""Frame arithmetic: how samples become feature frames, and frames become encoder windows.
+
+A front end says what a frame is, and an encoder says which frames it reads. Every count that
+follows from the two is made here.
+"""
 
 from __future__ import annotations
 
@@ -14,78 +18,122 @@ def count_windows(available: int, first: int, step: int) -> int:
 
 
 @dataclass(frozen=True)
-class WindowGeometry:
-    """How samples become feature frames, and frames become encoder windows.
+class FrameGeometry:
+    """What a front end's frame is: `num_bins` features of so many samples.
 
-    `min_frames` is the fewest feature frames that give one encoder frame; every further
-    `subsampling` frames give one more.
+    Raises ConfigError for frames between which samples would be lost.
     """
 
-    window_frames: int
-    stride_frames: int
-    min_frames: int = 7
-    subsampling: int = 4
-    frame_length_samples: int = 400
-    frame_shift_samples: int = 160
-    sample_rate: int = 16000
-
-    @property
-    def encoder_frame_s(self) -> float:
-        return self.subsampling * self.frame_shift_samples / self.sample_rate
+    sample_rate: int
+    frame_length_samples: int
+    frame_shift_samples: int
+    num_bins: int
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a window that would skip frames or yield no encoder frame."""
-        sizes = (self.stride_frames, self.subsampling, self.frame_shift_samples, self.sample_rate)
-        if min(sizes) < 1:
+        if min(self.sample_rate, self.frame_shift_samples, self.num_bins) < 1:
             raise ConfigError(
-                f"stride of {self.stride_frames} frames, subsampling {self.subsampling}, frame "
-                f"shift of {self.frame_shift_samples} samples and sample rate of "
-                f"{self.sample_rate} Hz must each be at least 1; raise them"
+                f"sample rate of {self.sample_rate} Hz, frame shift of {self.frame_shift_samples} "
+                f"samples and {self.num_bins} feature bins must each be at least 1; raise them"
             )
         if self.frame_length_samples < self.frame_shift_samples:
             raise ConfigError(
                 f"frame of {self.frame_length_samples} samples is shorter than its shift of "
                 f"{self.frame_shift_samples}; lengthen the frame"
             )
+
+    def num_frames(self, num_samples: int) -> int:
+        """Whole frames in `num_samples`."""
+        return count_windows(num_samples, self.frame_length_samples, self.frame_shift_samples)
+
+    def num_samples(self, num_frames: int) -> int:
+        """Samples under `num_frames` >= 1 consecutive frames."""
+        return self.frame_length_samples + (num_frames - 1) * self.frame_shift_samples
+
+
+@dataclass(frozen=True)
+class WindowGeometry:
+    """The windows that an encoder reads, in feature frames and in samples.
+
+    `min_frames` is the fewest feature frames that give one encoder frame; every further
+    `subsampling` frames give one more. Raises ConfigError for a window that would skip frames or
+    give no encoder frame.
+    """
+
+    frames: FrameGeometry
+    window_frames: int
+    stride_frames: int
+    min_frames: int
+    subsampling: int
+
+    def __post_init__(self) -> None:
+        if min(self.stride_frames, self.subsampling, self.min_frames) < 1:
+            raise ConfigError(
+                f"stride of {self.stride_frames} frames, subsampling {self.subsampling} and a "
+                f"minimum of {self.min_frames} frames must each be at least 1; raise them"
+            )
         if not max(self.min_frames, self.stride_frames) <= self.window_frames:
             raise ConfigError(
                 f"window of {self.window_frames} frames is shorter than its stride of "
                 f"{self.stride_frames} or the minimum of {self.min_frames}; lengthen the window"
             )
-        if self.min_frames < 1 or self.stride_frames % self.subsampling:
+        if self.stride_frames % self.subsampling:
             raise ConfigError(
                 f"stride of {self.stride_frames} frames is no multiple of subsampling "
-                f"{self.subsampling}, or min_frames {self.min_frames} is below 1; change them"
+                f"{self.subsampling}; change one of them"
             )
 
     @classmethod
-    def for_chunk(
-        cls, chunk_frames: int, *, subsampling: int = 4, right_context: int = 6
+    def of(
+        cls, frames: FrameGeometry, *, chunk_size: int, subsampling: int, right_context_frames: int
     ) -> WindowGeometry:
-        """The window of a WeNet encoder that emits `chunk_frames` encoder frames at a time."""
+        """The window of an encoder that gives `chunk_size` encoder frames at a time.
+
+        `right_context_frames`: feature frames after its first that one encoder frame needs.
+        """
         return cls(
-            window_frames=(chunk_frames - 1) * subsampling + right_context + 1,
-            stride_frames=chunk_frames * subsampling,
-            min_frames=right_context + 1,
+            frames,
+            window_frames=(chunk_size - 1) * subsampling + right_context_frames + 1,
+            stride_frames=chunk_size * subsampling,
+            min_frames=right_context_frames + 1,
             subsampling=subsampling,
         )
 
     @cached_property
     def window_samples(self) -> int:
-        return self.num_samples(self.window_frames)
+        return self.frames.num_samples(self.window_frames)
 
     @cached_property
     def stride_samples(self) -> int:
-        return self.stride_frames * self.frame_shift_samples
+        return self.stride_frames * self.frames.frame_shift_samples
 
-    def num_samples(self, num_frames: int) -> int:
-        """Samples under `num_frames` >= 1 consecutive feature frames."""
-        return self.frame_length_samples + (num_frames - 1) * self.frame_shift_samples
-
-    def num_frames(self, num_samples: int) -> int:
-        """Whole feature frames in `num_samples`."""
-        return count_windows(num_samples, self.frame_length_samples, self.frame_shift_samples)
+    @property
+    def encoder_frame_s(self) -> float:
+        return self.subsampling * self.frames.frame_shift_samples / self.frames.sample_rate
 
     def num_encoder_frames(self, num_frames: int) -> int:
         """Encoder frames that come out of `num_frames` valid feature frames of one window."""
         return count_windows(num_frames, self.min_frames, self.subsampling)
+
+    def num_full_windows(self, num_samples: int) -> int:
+        """Windows that `num_samples` from the next window's first on fill."""
+        return count_windows(num_samples, self.window_samples, self.stride_samples)
+
+    def num_last_windows(self, num_samples: int, *, num_popped: int, tail_padding: bool) -> int:
+        """Windows left in a stream that has ended after `num_samples` in all.
+
+        `num_popped` windows of it are cut already. With tail padding a window of silence follows
+        the last sample, if there is a sample.
+        """
+        if not tail_padding:
+            left = self._frames_left(num_samples, num_popped)
+            return count_windows(left, self.min_frames, self.stride_frames)
+        return (num_samples // self.stride_samples + 1 if num_samples else 0) - num_popped
+
+    def last_window_frames(self, num_samples: int, *, num_popped: int, tail_padding: bool) -> int:
+        """Valid feature frames of the next window of a stream that has ended."""
+        if tail_padding:
+            return self.window_frames
+        return min(self.window_frames, self._frames_left(num_samples, num_popped))
+
+    def _frames_left(self, num_samples: int, num_popped: int) -> int:
+        return self.frames.num_frames(num_samples) - num_popped * self.stride_frames

@@ -21,7 +21,7 @@ class StreamingResampler:
     Equal rates pass samples through untouched and without delay.
     """
 
-    def __init__(self, input_rate: int, output_rate: int = 16000) -> None:
+    def __init__(self, input_rate: int, output_rate: int) -> None:
         """Rates in Hz. Raises InvalidRequestError outside 8000..48000."""
         for name, rate in (("input", input_rate), ("output", output_rate)):
             if not MIN_RATE_HZ <= rate <= MAX_RATE_HZ:

@@ -1,68 +1,72 @@
-"""Audio (or features) in, encoder frames and CTC logits out: all that a step runs."""
+"""Audio (or features) in, encoder frames and the heads' outputs out: all that a step runs.
+
+Shapes: B streams, S samples, W feature frames of a window, F features a frame, T encoder frames,
+D model.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.features import GlobalCmvn, LogMelFilterbank, WindowGeometry
-from oasr_backend.models import EncoderCaches, EncoderSpec, StreamingEncoder
+from oasr_backend.errors import ConfigError
+from oasr_backend.features import Frontend, WindowGeometry
+from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
+from oasr_backend.models.heads import Head
 
 
 class ModelOutput(NamedTuple):
-    """One step's rows: the encoder's frames, and what the CTC head makes of them."""
+    """One step's rows: the encoder's frames, and what each head makes of them, by its name."""
 
     encoded_BTD: Tensor
-    logits_BTV: Tensor
+    heads: dict[str, Tensor]
 
     def first(self, num_rows: int) -> ModelOutput:
         """Views."""
-        return ModelOutput(self.encoded_BTD[:num_rows], self.logits_BTV[:num_rows])
+        heads = {name: output[:num_rows] for name, output in self.heads.items()}
+        return ModelOutput(self.encoded_BTD[:num_rows], heads)
+
+    @classmethod
+    def cat(cls, parts: Sequence[ModelOutput]) -> ModelOutput:
+        """The rows of one part after those of another."""
+        encoded_BTD = torch.cat([part.encoded_BTD for part in parts])
+        names = parts[0].heads
+        return cls(encoded_BTD, {name: torch.cat([p.heads[name] for p in parts]) for name in names})
 
 
 class AcousticModel(nn.Module):
-    """Filterbank -> CMVN -> encoder -> CTC head. Holds weights, never per-stream state.
+    """Front end -> encoder -> heads. Holds weights, never per-stream state.
 
-    Features are float32 whatever the encoder's dtype.
+    Features are float32; the encoder's dtype may be another.
     """
 
     def __init__(
-        self,
-        *,
-        filterbank: LogMelFilterbank,
-        cmvn: GlobalCmvn | None,
-        encoder: StreamingEncoder,
-        vocab_size: int,
-        blank_id: int,
+        self, frontend: Frontend, encoder: StreamingEncoder, heads: Sequence[Head]
     ) -> None:
+        """Raises ConfigError for no head, or two of one name."""
         super().__init__()
-        self.filterbank = filterbank
-        self.cmvn = cmvn
+        names = [head.name for head in heads]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"the heads are named {names}; give one or more, each its own name")
+        self.frontend = frontend
         self.encoder = encoder
-        self.ctc = nn.Linear(encoder.spec.model_dim, vocab_size)
-        self.blank_id = blank_id
+        self.heads = nn.ModuleDict(dict(zip(names, heads, strict=True)))
+        self._dtype = torch.float32
 
     @property
     def spec(self) -> EncoderSpec:
         return self.encoder.spec
 
-    @property
-    def vocab_size(self) -> int:
-        return self.ctc.out_features
-
     def window_geometry(self, chunk_size: int) -> WindowGeometry:
         """The windows, in samples at the model's rate, that give `chunk_size` encoder frames."""
-        spec, frames = self.spec, self.filterbank.config
-        return WindowGeometry(
-            window_frames=spec.window_frames(chunk_size),
-            stride_frames=spec.stride_frames(chunk_size),
-            min_frames=spec.min_window_frames,
-            subsampling=spec.subsampling_rate,
-            frame_length_samples=frames.frame_length_samples,
-            frame_shift_samples=frames.frame_shift_samples,
-            sample_rate=frames.sample_rate,
+        return WindowGeometry.of(
+            self.frontend.geometry,
+            chunk_size=chunk_size,
+            subsampling=self.spec.subsampling_rate,
+            right_context_frames=self.spec.right_context_frames,
         )
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype, num_positions: int) -> None:
@@ -74,21 +78,21 @@ class AcousticModel(nn.Module):
         # Tables are projected in float32, then rounded once.
         self.encoder.tabulate_positions(num_positions)
         self.to(device)
-        cast(nn.Module, self.encoder).to(dtype)
-        self.ctc.to(dtype)
+        self.encoder.to(dtype)
+        self.heads.to(dtype)
+        self._dtype = dtype
 
     def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> ModelOutput:
-        """(B, S) samples in [-1, 1] to frames and logits, in the weights' dtype."""
-        return self.forward_features(self.filterbank(samples_BS), caches)
+        """(B, S) samples in [-1, 1] to frames and outputs, in the weights' dtype."""
+        return self._forward_normal(self.frontend(samples_BS), caches)
 
     def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
-        """(B, W, F) log-mel features to frames and logits, in the weights' dtype."""
-        if self.cmvn is not None:
-            features_BWF = self.cmvn(features_BWF)
-        encoded_BTD, conv_LBKD = self.encoder.forward_chunk(
-            features_BWF.to(self.ctc.weight.dtype), caches
-        )
-        logits_BTV: Tensor = self.ctc(encoded_BTD)
+        """(B, W, F) features before normalisation to frames and outputs, in the weights' dtype."""
+        return self._forward_normal(self.frontend.normalise(features_BWF), caches)
+
+    def _forward_normal(self, normal_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
+        encoded_BTD = self.encoder.forward_chunk(normal_BWF.to(self._dtype), caches)
+        outputs = {name: head(encoded_BTD) for name, head in self.heads.items()}
         # Last, so that a step that runs out of memory can be tried again in halves.
-        caches.store(conv_LBKD)
-        return ModelOutput(encoded_BTD, logits_BTV)
+        caches.store()
+        return ModelOutput(encoded_BTD, outputs)

@@ -1,89 +1,135 @@
 """What a streaming encoder declares and what a step hands to it.
 
 Three families fit the same contract:
-* growing attention history in paged blocks plus convolution state (Conformer);
-* a trained fixed window: the same, with `attention_window_frames` set, so that the cache hands
-  every stream its whole window, zeroed, at admission (FastConformer, Nemotron);
-* fixed-extent state only: `num_kv_layers` 0 and everything in `state_specs` (Zipformer).
+* attention over a growing or sliding history, and declared states (Conformer);
+* attention over a window of trained length, which a stream starts with, zeroed (`TrainedWindow`:
+  FastConformer, Nemotron);
+* declared states alone, without attention (`attention` None: Zipformer).
+
+Shapes: B rows (streams) of a step, W feature frames of a window, F features a frame, T encoder
+frames, D model.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from oasr_backend.cache.paged_kv import PagedKVCache
-from oasr_backend.cache.state import SlotTensor, StagedSlotTensor, StreamStateSpec
+from oasr_backend.cache.state import StagedSlotTensor, StreamStateSpec
+from oasr_backend.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class LeftChunks:
+    """Attention sees as many past chunks as the server's `num_left_chunks` says."""
+
+
+@dataclass(frozen=True)
+class TrainedWindow:
+    """Attention sees the last `frames` encoder frames, as in training; no setting changes it.
+
+    Raises ConfigError for fewer than one.
+    """
+
+    frames: int
+
+    def __post_init__(self) -> None:
+        if self.frames < 1:
+            raise ConfigError(f"a trained window of {self.frames} frames; it has 1 or more")
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The K/V history of an encoder. Raises ConfigError for a size below 1."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    span: LeftChunks | TrainedWindow = field(default_factory=LeftChunks)
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "num_kv_heads", "head_dim"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"attention has {name}={getattr(self, name)}, below 1; an encoder without "
+                    "attention declares attention=None"
+                )
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """The geometry of an encoder: what it reads a step and what it keeps between steps."""
+    """The geometry of an encoder: what it reads in a step and what it keeps between steps.
 
-    num_mel_bins: int
+    model_dim             width of the frames that it gives
+    subsampling_rate      feature frames per encoder frame
+    right_context_frames  feature frames after its first that an encoder frame needs
+    attention             its K/V history; None for an encoder without
+    state_specs           what else it keeps of a stream, by name
+    chunk_sizes           encoder frames a step that it was trained with; empty: any
+    """
+
+    model_dim: int
     subsampling_rate: int
     right_context_frames: int
-    model_dim: int
-    num_kv_layers: int
-    num_kv_heads: int
-    head_dim: int
-    conv_kernel_size: int
-    attention_window_frames: int | None = None
+    attention: AttentionSpec | None = None
     state_specs: tuple[StreamStateSpec, ...] = ()
+    chunk_sizes: tuple[int, ...] = ()
 
-    @property
-    def min_window_frames(self) -> int:
-        """The fewest feature frames that give one encoder frame."""
-        return self.right_context_frames + 1
 
-    def window_frames(self, chunk_size: int) -> int:
-        """Feature frames that `chunk_size` encoder frames need."""
-        return (chunk_size - 1) * self.subsampling_rate + self.min_window_frames
-
-    def stride_frames(self, chunk_size: int) -> int:
-        """Feature frames between the starts of two windows."""
-        return chunk_size * self.subsampling_rate
+def check_chunk_size(spec: EncoderSpec, chunk_size: int) -> None:
+    """Raises ConfigError for a chunk size that the encoder was not trained with."""
+    if spec.chunk_sizes and chunk_size not in spec.chunk_sizes:
+        trained = " or ".join(map(str, spec.chunk_sizes))
+        raise ConfigError(
+            f"chunk_size={chunk_size}, but the encoder was trained with chunks of {trained} frames "
+            f"alone; set chunk_size to {trained}"
+        )
 
 
 @dataclass(frozen=True)
 class EncoderCaches:
     """The cached state of one step's rows, the same row order in every part.
 
-    kv: one view a layer; all share one layout, so index arithmetic is done once a step.
-    conv: the convolution slots, (L, B, K-1, D) when gathered.
+    kv: one view a layer; all share one layout, so index arithmetic is done once a step. Empty for
+    an encoder without attention.
     first_key_position_B: absolute position of each row's oldest visible key.
-    states: the encoder's declared states by name; what is scattered is stored at the step's end.
+    num_new_B: real new frames of each row; behind them a row's window is padding.
+    states: the declared states by name; what is scattered is stored at the step's end.
     """
 
     kv: Sequence[PagedKVCache]
-    conv: SlotTensor
     first_key_position_B: Tensor
+    num_new_B: Tensor
     states: Mapping[str, StagedSlotTensor] = field(default_factory=dict)
 
-    def store(self, conv_LBKD: Tensor) -> None:
-        """The new convolution context and what was scattered into the declared states."""
-        self.conv.scatter(conv_LBKD)
+    def store(self) -> None:
+        """Stores what was scattered into the declared states."""
         for state in self.states.values():
             state.store()
 
 
-class StreamingEncoder(Protocol):
-    """One batched chunk step. Rows never see each other. Implementations are `nn.Module`s."""
+class StreamingEncoder(nn.Module, ABC):
+    """One chunk of many streams at once. Holds weights, never a stream's state."""
 
     @property
-    def spec(self) -> EncoderSpec: ...
+    @abstractmethod
+    def spec(self) -> EncoderSpec:
+        """What the encoder reads and keeps; constant."""
 
     def tabulate_positions(self, num_positions: int) -> None:
-        """Called once, in float32, before serving: builds what depends on absolute positions."""
-        ...
+        """Builds what depends on absolute positions 0 .. num_positions - 1.
 
-    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
-        """(B, W, F) feature windows to (B, T, D) encoder frames and the next convolution state.
-
-        Changes nothing that a second call would not write again: K/V rows go where the layout says,
-        and the caller stores the convolution state once the whole step has succeeded.
+        Called once, in float32, before serving. An encoder without positions leaves it as it is.
         """
-        ...
+
+    @abstractmethod
+    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
+        """(B, W, F) feature windows to (B, T, D) encoder frames. Rows never see each other.
+
+        Changes nothing that a second call would not write again: K/V rows go where the layout
+        says, and states that are scattered wait until the whole step has succeeded.
+        """

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oasr_backend.cache.paged_kv import PagedKVCache
+from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.kernels import add_layer_norm
-from oasr_backend.models.base import EncoderCaches, EncoderSpec
+from oasr_backend.models.base import AttentionSpec, EncoderCaches, EncoderSpec, StreamingEncoder
 from oasr_backend.models.layers import (
     SUBSAMPLING_KINDS,
     CausalConvolution,
@@ -29,11 +30,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hardtanh": F.hardtanh,
     "selu": F.selu,
 }
+CONV_STATE = "conv"
 
 
 @dataclass(frozen=True)
 class ConformerConfig:
-    """Sizes and options of one checkpoint. `head_dim` * `num_heads` may differ from `model_dim`."""
+    """Sizes and options of one checkpoint. `head_dim` * `num_heads` may differ from `model_dim`.
+
+    `chunk_sizes` are those that it was trained with; empty: any.
+    """
 
     num_mel_bins: int
     model_dim: int
@@ -48,6 +53,24 @@ class ConformerConfig:
     macaron: bool = True
     conv_layer_norm: bool = True
     norm_eps: float = 1e-5
+    chunk_sizes: tuple[int, ...] = ()
+
+    @property
+    def spec(self) -> EncoderSpec:
+        """What an encoder of these sizes reads and keeps.
+
+        Its one declared state is "conv", the left context of each layer's convolution.
+        """
+        kind = SUBSAMPLING_KINDS[self.subsampling]
+        conv_shape = (self.num_layers, self.conv_kernel_size - 1, self.model_dim)
+        return EncoderSpec(
+            model_dim=self.model_dim,
+            subsampling_rate=kind.rate,
+            right_context_frames=kind.right_context_frames,
+            attention=AttentionSpec(self.num_layers, self.num_kv_heads, self.head_dim),
+            state_specs=(StreamStateSpec(CONV_STATE, conv_shape, slot_axis=1),),
+            chunk_sizes=self.chunk_sizes,
+        )
 
 
 @dataclass(frozen=True)
@@ -91,7 +114,7 @@ class ConformerLayer(nn.Module):
 
     @property
     def first_norm(self) -> nn.LayerNorm:
-        """The norm of the first block, which whatever precedes the layer applies."""
+        """The norm of the first block, which is applied by what precedes the layer."""
         return self.attention.norm if self.macaron is None else self.macaron.norm
 
     def forward(
@@ -116,7 +139,7 @@ class ConformerLayer(nn.Module):
         return x_BTD, normed_BTD, tail_BKD
 
 
-class ConformerEncoder(nn.Module):
+class ConformerEncoder(StreamingEncoder):
     """Subsampling, layers and the last norm; positions scale the input by sqrt(model_dim)."""
 
     def __init__(self, config: ConformerConfig) -> None:
@@ -129,17 +152,7 @@ class ConformerEncoder(nn.Module):
 
     @property
     def spec(self) -> EncoderSpec:
-        config, kind = self.config, self.subsampling.kind
-        return EncoderSpec(
-            num_mel_bins=config.num_mel_bins,
-            subsampling_rate=kind.rate,
-            right_context_frames=kind.right_context_frames,
-            model_dim=config.model_dim,
-            num_kv_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            conv_kernel_size=config.conv_kernel_size,
-        )
+        return self.config.spec
 
     def tabulate_positions(self, num_positions: int) -> None:
         """Builds the position tables; call once after the weights are final."""
@@ -148,8 +161,8 @@ class ConformerEncoder(nn.Module):
         for layer in self.layers:
             cast(ConformerLayer, layer).attention.tabulate_positions(sinusoid_PD)
 
-    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> tuple[Tensor, Tensor]:
-        """(B, W, F) normalised features to (B, T, D) and the next convolution state (L, B, K-1, D).
+    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
+        """(B, W, F) normalised features to (B, T, D).
 
         A row whose window is only partly real gives garbage in its last frames; they are outside
         `layout.valid_BK`, so no real frame sees them.
@@ -158,7 +171,8 @@ class ConformerEncoder(nn.Module):
         layers = [cast(ConformerLayer, layer) for layer in self.layers]
         following = [*(layer.first_norm for layer in layers[1:]), self.norm]
         normed_BTD = layers[0].first_norm(x_BTD)
-        conv_LBKD = caches.conv.gather()
+        conv = caches.states[CONV_STATE]
+        conv_LBKD = conv.gather()
         tails: list[Tensor] = []
         for index, layer in enumerate(layers):
             context = LayerContext(
@@ -168,4 +182,5 @@ class ConformerEncoder(nn.Module):
                 x_BTD, normed_BTD, caches.kv[index], context=context
             )
             tails.append(tail_BKD)
-        return normed_BTD, torch.stack(tails)
+        conv.scatter(torch.stack(tails))
+        return cast(Tensor, normed_BTD)

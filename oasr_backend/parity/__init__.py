@@ -14,13 +14,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.checkpoints import load_wenet
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32
+from oasr_backend.streaming.assemble import assemble, load_engine
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.runner import EncoderRunner
+from oasr_backend.streaming.store import StepRows
 from oasr_backend.types import AudioChunk, Hypothesis
 
 FloatArray = npt.NDArray[np.float32]
@@ -36,7 +38,7 @@ def stream_log_probs(
     dtype: str = "float32",
 ) -> FloatArray:
     """CTC log-probabilities (T', V) of log-mel features (T, F), chunk by chunk, no tail padding."""
-    config = ServingConfig(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
+    config = ServingConfig.of(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
     (decoded,) = decode_features(checkpoint_dir, [feats], config, device=device)
     return decoded.log_probs_TV
 
@@ -61,12 +63,14 @@ def decode_features(
 
     Stream i enters after `delays[i]` steps, so rows of one step stand at different offsets.
     """
-    engine = Engine(load_wenet(checkpoint_dir), _roomy(config, feats), device=torch.device(device))
+    checkpoint = open_checkpoint(checkpoint_dir).load()
+    engine = assemble(checkpoint, _roomy(config, feats), device=torch.device(device))
     session = _FeatureSession(engine, feats)
     waits = list(delays) or [0] * len(feats)
     step = 0
-    while unfinished := [stream for stream in session.streams if stream.num_ready]:
-        session.step([stream for stream in unfinished if waits[stream.generation] <= step])
+    while any(stream.num_ready for stream in session.streams):
+        waiting = zip(session.streams, waits, strict=True)
+        session.step([one for one, wait in waiting if one.num_ready and wait <= step])
         step += 1
     return session.decoded()
 
@@ -74,8 +78,8 @@ def decode_features(
 class _FeatureStream:
     """Cuts features into the windows that `AudioBuffer` would cut of their audio."""
 
-    def __init__(self, generation: int, feats_TF: FloatArray, geometry: WindowGeometry) -> None:
-        self.generation = generation
+    def __init__(self, slot: int, feats_TF: FloatArray, geometry: WindowGeometry) -> None:
+        self.slot = slot
         self.log_probs_TV: list[FloatArray] = []
         self._feats_TF, self._geometry = feats_TF, geometry
         self._start = 0
@@ -93,37 +97,39 @@ class _FeatureStream:
 
 
 class _FeatureSession:
-    """Steps feature streams through an engine's caches, model and decoder."""
+    """Steps feature streams through an engine's store, model and decoder."""
 
     def __init__(self, engine: Engine, feats: Sequence[FloatArray]) -> None:
-        geometry, mel_bins = engine.geometry, engine.model.spec.num_mel_bins
-        self._caches = engine.caches
+        parts = engine.parts
+        self._store, frames = parts.store, parts.geometry.frames
         self._runner = EncoderRunner(
-            engine.model,
-            engine.caches,
-            window_shape=(len(feats), geometry.window_frames, mel_bins),
+            parts.model,
+            parts.store,
+            window_shape=(len(feats), parts.geometry.window_frames, frames.num_bins),
         )
-        self.streams = [_FeatureStream(index, array, geometry) for index, array in enumerate(feats)]
-        for stream in self.streams:
-            engine.caches.open(stream.generation)
+        options = parts.admission.defaults
+        self.streams = [
+            _FeatureStream(parts.store.open(options), array, parts.geometry) for array in feats
+        ]
 
     def step(self, streams: Sequence[_FeatureStream]) -> None:
         if not streams:
             return
-        rows = self._runner.next_staging()[FLOAT32][: len(streams)]
-        num_frames = tuple(
-            stream.pop_window(row) for stream, row in zip(streams, rows, strict=True)
+        windows = self._runner.next_staging()[FLOAT32][: len(streams)]
+        rows = StepRows(
+            np.array([stream.slot for stream in streams]),
+            np.array([one.pop_window(row) for one, row in zip(streams, windows, strict=True)]),
         )
-        batch = StepBatch(tuple(stream.generation for stream in streams), rows, num_frames)
-        self._caches.prepare(batch.generations)
-        output = self._runner.forward(batch)
-        log_probs_BTV = output.logits_BTV.float().log_softmax(dim=-1)
-        self._caches.commit(batch.generations, num_frames, output)()
+        self._store.prepare(rows.slots_B)
+        output = self._runner.forward(StepBatch(rows, windows))
+        log_probs_BTV = output.heads["ctc"].float().log_softmax(dim=-1)
+        self._store.commit(rows, output)()
         for row, stream in enumerate(streams):
-            stream.log_probs_TV.append(log_probs_BTV[row, : num_frames[row]].cpu().numpy())
+            num_frames = int(rows.num_frames_B[row])
+            stream.log_probs_TV.append(log_probs_BTV[row, :num_frames].cpu().numpy())
 
     def decoded(self) -> list[DecodedFeatures]:
-        found = self._caches.hypotheses([stream.generation for stream in self.streams])
+        found = self._store.decoders.best([stream.slot for stream in self.streams])
         return [
             DecodedFeatures(np.concatenate(stream.log_probs_TV), hypothesis)
             for stream, hypothesis in zip(self.streams, found, strict=True)
@@ -133,11 +139,11 @@ class _FeatureSession:
 def _roomy(config: ServingConfig, feats: Sequence[FloatArray]) -> ServingConfig:
     """As many streams as there are features, and no ceiling on unlimited history."""
     num_streams = len(feats)
-    config = replace(config, max_streams=num_streams, max_step_streams=num_streams)
-    if config.num_left_chunks >= 0:
+    config = config.changed(max_streams=num_streams, max_step_streams=num_streams)
+    if config.cache.num_left_chunks >= 0:
         return config
-    most_chunks = max(len(array) for array in feats) // config.chunk_size + 2
-    return replace(config, max_num_blocks=num_streams * most_chunks)
+    most_chunks = max(len(array) for array in feats) // config.cache.chunk_size + 2
+    return config.changed(max_num_blocks=num_streams * most_chunks)
 
 
 def stream_transcript(
@@ -152,14 +158,14 @@ def stream_transcript(
     dtype: str = "float32",
 ) -> dict[str, Any]:
     """The RESULT document of a mono audio file that is fed in pieces of `piece_ms`."""
-    config = ServingConfig(
+    config = ServingConfig.of(
         chunk_size=chunk_size,
         num_left_chunks=num_left_chunks,
         tail_padding=tail_padding,
         max_streams=1,
         dtype=dtype,
     )
-    engine = Engine.load(checkpoint_dir, config, device=device)
+    engine = load_engine(checkpoint_dir, config, device=device)
     return transcribe_file(engine, wav_path, piece_ms=piece_ms)
 
 
@@ -168,6 +174,7 @@ def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100
     import soundfile  # Features alone need no audio library.
 
     samples_S, sample_rate = soundfile.read(wav_path, dtype="float32")
+    options = replace(engine.config.defaults, sample_rate=sample_rate)
     piece = max(1, sample_rate * piece_ms // 1000)
     starts = range(0, max(1, samples_S.size), piece)
     for start in starts:
@@ -177,7 +184,7 @@ def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100
                 samples_S=samples_S[start : start + piece],
                 is_first=start == 0,
                 is_last=start == starts[-1],
-                parameters={"sample_rate": sample_rate} if start == 0 else {},
+                options=options if start == 0 else None,
                 wants_result=True,
             )
         ])  # fmt: skip

@@ -163,7 +163,7 @@ def _show(problem: Problem) -> None:
 
 
 def _command_line(install: TritonInstall, settings: ServerSettings) -> str:
-    """The line to paste. Its regions have no owner, since this process is gone by then."""
+    """For a shell: this process, which would own the regions, is gone when the line is pasted."""
     settings = replace(settings, shm_prefix=unowned_region_prefix())
     return format_command(build_command(install, settings), build_environment(install, settings))
 

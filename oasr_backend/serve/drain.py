@@ -1,7 +1,7 @@
 """Tells when a server that has to stop has answered everything it will ever answer.
 
 Triton waits for the END of every open sequence until its exit time-out, although most callers send
-none. It serves them until then, so a stream that still gets audio may end in that time.
+none. It serves them until then, so a stream that is still fed may end in that time.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class _Process(NamedTuple):
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Sends SIGKILL to the group of a process, then waits, bounded, until no process of it runs."""
+    """SIGKILL to the group of a process, then a bounded wait until no process in it runs."""
     deadline_s = time.monotonic() + _WAIT_S
     with contextlib.suppress(ProcessLookupError):
         while True:

@@ -59,7 +59,7 @@ def watch_over(
     """
     signals = _StopSignals()
     try:
-        # Between the fork and its process id no handler could stop the server.
+        # Between the fork and its process id nothing could stop the server.
         with signals.held():
             server.start()
         server.wait_ready(ready_timeout_s)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.group import DecoderGroup
 from oasr_backend.errors import (
     ConfigError,
     InvalidRequestError,
@@ -19,8 +19,8 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import decode_alaw, decode_mulaw
 from oasr_backend.metrics import EngineMetrics
-from oasr_backend.options import StreamOptions, check_later_parameters, chunk_seq
-from oasr_backend.streaming.streams import Stream, StreamRegistry
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.streams import NO_SLOT, Stream, StreamRegistry
 from oasr_backend.types import AudioChunk, Pcm16, Samples
 
 logger = logging.getLogger(__name__)
@@ -41,22 +41,22 @@ class Admission:
     def __init__(
         self,
         streams: StreamRegistry,
+        decoders: DecoderGroup,
         config: ServingConfig,
         metrics: EngineMetrics,
-        *,
-        check_options: Callable[[StreamOptions], None],
     ) -> None:
-        """`check_options` raises InvalidRequestError for what this model cannot do.
+        """`decoders` tell which options this model can honour.
 
-        Raises ConfigError when the server's own defaults are of that kind.
+        Raises ConfigError when the server's own defaults are not of that kind.
         """
         self._streams = streams
         self._config = config
         self._metrics = metrics
-        self._check_options = check_options
-        self._defaults = StreamOptions.from_config(config)
+        self._decoders = decoders
         try:
-            check_options(self._defaults)
+            #: What a stream gets that asks for nothing.
+            self.defaults = decoders.resolve(config.defaults)
+            decoders.check(self.defaults)
         except InvalidRequestError as error:
             raise ConfigError(f"the defaults of the server's streams: {error}") from error
 
@@ -115,15 +115,16 @@ class Admission:
             self._close(previous, reason="replaced")
         if chunk.fault is not None:
             raise chunk.fault
-        options = StreamOptions.from_parameters(chunk.parameters, self._defaults)
-        self._check_language(options)
-        self._check_options(options)
-        number = chunk_seq(chunk.parameters)
+        options = self.defaults
+        if chunk.options is not None:
+            options = self._decoders.resolve(chunk.options)
+            self._check_language(options)
+            self._decoders.check(options)
         if self._streams.is_full:
             # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
-            self.reap(before_s=now_s - self._config.dead_after_s, reason="evicted")
+            self.reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
-        stream.next_chunk_seq = number
+        stream.next_chunk_seq = chunk.chunk_seq
         self._metrics.streams_opened += 1
         logger.info(
             "event=stream_open stream=%r generation=%d", stream.stream_id, stream.generation
@@ -131,8 +132,10 @@ class Admission:
         return stream
 
     def _check_language(self, options: StreamOptions) -> None:
-        if options.language not in ("", self._config.language):
-            known = repr(self._config.language) if self._config.language else "not named"
+        if options.language not in ("", self._config.model.language):
+            known = (
+                repr(self._config.model.language) if self._config.model.language else "not named"
+            )
             raise InvalidRequestError(
                 f"language={shown(options.language)}: this model has one language ({known}); leave "
                 "language out"
@@ -142,20 +145,21 @@ class Admission:
         stream = self._streams.get(chunk.stream_id, now_s=now_s)
         if chunk.fault is not None:
             raise chunk.fault
-        check_later_parameters(chunk.parameters)
         return stream
 
     def _accept(self, stream: Stream, chunk: AudioChunk) -> None:
         if chunk.is_cancelled():
             raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
-        if stream.context is None:
+        if stream.slot == NO_SLOT:
             raise UnknownStreamError(
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
                 f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
             )
-        stream.check_chunk_seq(chunk_seq(chunk.parameters))
+        stream.check_chunk_seq(chunk.chunk_seq)
         samples_S = self._checked_samples(stream, chunk)
-        stream.accept(samples_S, is_last=chunk.is_last, tail_padding=self._config.tail_padding)
+        stream.accept(
+            samples_S, is_last=chunk.is_last, tail_padding=self._config.server.tail_padding
+        )
 
     def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples | Pcm16:
         samples_S = chunk.samples_S
@@ -185,7 +189,7 @@ class Admission:
         self._metrics.loud_chunks += 1
 
     def _close(self, stream: Stream, *, reason: str) -> None:
-        has_ended = stream.context is None
+        has_ended = stream.slot == NO_SLOT
         self._streams.close(stream)
         if not has_ended:
             self._count_end(stream, reason=reason)
@@ -209,7 +213,7 @@ def _fate(chunk: AudioChunk) -> str:
     if chunk.is_first:
         return "Nothing is open under this id now"
     if chunk.is_last:
-        return "The stream is closed all the same, since Triton has ended its sequence"
+        return "The stream is closed too, since Triton has ended its sequence"
     return "The stream goes on without this request"
 
 

@@ -1,31 +1,196 @@
-"""The composition root: a checkpoint and the settings become the parts of an engine."""
+"""The composition root: a checkpoint and the settings become an engine."""
 
 from __future__ import annotations
 
-from oasr_backend.cache import CacheConfig
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from oasr_backend.cache.kv_store import KvStore
+from oasr_backend.cache.state import SlotStates
+from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders.second_pass.base import NoDecoder
+from oasr_backend.decoders.base import SearchSettings
+from oasr_backend.decoders.bias.language_model import load_language_model
+from oasr_backend.decoders.group import DecoderGroup
+from oasr_backend.decoders.second_pass.base import NoDecoder, SecondPass
 from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
+from oasr_backend.device import on_device
+from oasr_backend.errors import ConfigError
+from oasr_backend.features import AudioBuffer
+from oasr_backend.metrics import EngineMetrics
+from oasr_backend.models.acoustic_model import AcousticModel
+from oasr_backend.models.base import EncoderSpec, check_chunk_size
 from oasr_backend.models.rescoring import RescoringDecoder
+from oasr_backend.streaming.admission import Admission
+from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.kv_plan import plan_kv
+from oasr_backend.streaming.parts import EngineParts
+from oasr_backend.streaming.results import ResultBuilder
+from oasr_backend.streaming.runner import EncoderRunner
+from oasr_backend.streaming.self_test import SelfTest
+from oasr_backend.streaming.store import StreamStore
+from oasr_backend.streaming.streams import StreamRegistry
+
+#: What makes a runner of a model, its store and the shape of a step's windows.
+MakeRunner = Callable[..., EncoderRunner]
 
 
-def build_rescorer(
+def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
+    """Loads a checkpoint and gets ready to serve it on `device`.
+
+    Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
+    """
+    if config.search.lm_path:
+        config = config.changed(lm_path=str(Path(checkpoint_dir, config.search.lm_path)))
+    where = torch.device(device)
+    with on_device(where):
+        opened = open_checkpoint(checkpoint_dir)
+        # What needs no weights comes before the time that they take.
+        check_encoder(opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda"), where)
+        engine = assemble(opened.load(), config, device=where)
+        try_out(engine)
+    return engine
+
+
+def check_encoder(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> None:
+    """Raises ConfigError for settings under which an encoder cannot be served."""
+    check_chunk_size(spec, config.cache.chunk_size)
+    for state in spec.state_specs:
+        if state.persistent:
+            raise ConfigError(
+                f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
+                "prompt that no caller chose would be served; declare it with persistent=False"
+            )
+    if spec.attention is not None:
+        plan_kv(config, spec.attention, device=device, dtype=getattr(torch, config.model.dtype))
+
+
+def assemble(
+    checkpoint: Checkpoint,
+    config: ServingConfig,
+    *,
+    device: torch.device,
+    clock: Callable[[], float] = time.monotonic,
+    make_runner: MakeRunner = EncoderRunner,
+) -> Engine:
+    """Moves the checkpoint's weights to `device` and builds everything around them.
+
+    Raises ConfigError for settings that do not fit the model, the device or each other.
+    """
+    config = config.with_defaults(on_gpu=device.type == "cuda")
+    check_encoder(checkpoint.model.encoder.spec, config, device)
+    model, kv = _placed(checkpoint.model, config, device)
+    geometry = model.window_geometry(config.cache.chunk_size)
+    store = StreamStore(
+        kv,
+        SlotStates(
+            model.encoder.spec.state_specs,
+            config.step.max_streams,
+            device,
+            dtype=getattr(torch, config.model.dtype),
+            extra_slots=1,
+        ),
+        _decoders(checkpoint, config, device, frame_s=geometry.encoder_frame_s),
+        chunk_frames=config.cache.chunk_size,
+    )
+    streams = StreamRegistry(
+        max_streams=config.step.max_streams,
+        idle_timeout_s=config.server.stream_idle_timeout_s,
+        store=store,
+        new_buffer=lambda: AudioBuffer(geometry),
+    )
+    metrics = EngineMetrics()
+    runner = make_runner(
+        model, store, window_shape=(config.step.max_step_streams, geometry.window_samples)
+    )
+    if config.step.cuda_graphs:
+        runner.capture()
+    parts = EngineParts(
+        config=config,
+        model=model,
+        geometry=geometry,
+        store=store,
+        streams=streams,
+        admission=Admission(streams, store.decoders, config, metrics),
+        runner=runner,
+        results=ResultBuilder(
+            checkpoint.tokenizer, store.decoders, frame_s=geometry.encoder_frame_s
+        ),
+        metrics=metrics,
+    )
+    return Engine(parts, clock=clock)
+
+
+def try_out(engine: Engine) -> None:
+    """One short utterance, which leaves nothing behind. Raises SelfTestError."""
+    with engine.at_rest():
+        SelfTest(engine.parts).run()
+
+
+def _placed(
+    model: AcousticModel, config: ServingConfig, device: torch.device
+) -> tuple[AcousticModel, KvStore | None]:
+    """The model on its device, with tables for every position that its history can have."""
+    dtype, attention = getattr(torch, config.model.dtype), model.encoder.spec.attention
+    num_positions = config.cache.position_limit_frames
+    kv = None
+    if attention is not None:
+        plan = plan_kv(config, attention, device=device, dtype=dtype)
+        num_positions = max(num_positions, plan.max_stream_frames)
+        kv = KvStore(plan, pad_lanes=1)
+    model.prepare(device=device, dtype=dtype, num_positions=num_positions + config.cache.chunk_size)
+    return model, kv
+
+
+def _decoders(
+    checkpoint: Checkpoint, config: ServingConfig, device: torch.device, *, frame_s: float
+) -> DecoderGroup:
+    """Raises ConfigError for an n-gram model that does not fit."""
+    settings, tokenizer = config.search, checkpoint.tokenizer
+    language_model = None
+    if settings.lm_path:
+        language_model = load_language_model(
+            settings.lm_path,
+            tokenizer,
+            weight=settings.lm_weight,
+            unit_bonus=settings.lm_unit_bonus,
+            device=device,
+        )
+    return DecoderGroup(
+        checkpoint.searches,
+        SearchSettings(
+            device=device,
+            blank_id=checkpoint.blank_id,
+            blank_threshold=settings.blank_threshold,
+        ),
+        tokenizer,
+        vocab_size=tokenizer.vocab_size,
+        second_pass=_second_pass(checkpoint.second_pass, config, device, frame_s=frame_s),
+        language_model=language_model,
+    )
+
+
+def _second_pass(
     decoder: RescoringDecoder | NoDecoder,
     config: ServingConfig,
-    cache_config: CacheConfig,
+    device: torch.device,
     *,
     frame_s: float,
-) -> Rescorer | NoDecoder:
-    """Moves the decoder to the device. `frame_s` is the length of an encoder frame."""
+) -> SecondPass:
+    """Moves the attention decoder to the device, where the checkpoint has one."""
     if isinstance(decoder, NoDecoder):
         return decoder
-    decoder.prepare(device=cache_config.device, dtype=cache_config.dtype)
+    dtype = getattr(torch, config.model.dtype)
+    decoder.prepare(device=device, dtype=dtype)
     frames = EncodedFrames(
-        block_frames=config.chunk_size,
+        block_frames=config.cache.chunk_size,
         model_dim=decoder.model_dim,
-        max_frames=round(config.rescoring_max_s / frame_s),
-        device=cache_config.device,
-        dtype=cache_config.dtype,
+        max_frames=round(config.search.rescoring_max_s / frame_s),
+        device=device,
+        dtype=dtype,
     )
-    return Rescorer(decoder, frames, ctc_weight=config.rescoring_ctc_weight)
+    return Rescorer(decoder, frames, ctc_weight=config.search.rescoring_ctc_weight)

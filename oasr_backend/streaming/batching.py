@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32, PCM16
+from oasr_backend.streaming.store import StepRows
 from oasr_backend.streaming.streams import Stream
 
-#: Below this a second part's fixed cost on the device is more than what the host does meanwhile.
+#: Below this a second part's fixed cost on the device is more than what the host does beside it.
 LEAST_SPLIT_WIDTH = 128
 
 #: Rows for a step's windows, by the type of the samples.
@@ -23,19 +24,18 @@ Staging = Mapping[np.dtype[Any], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One step's rows: whose they are, their windows and how much of each window is real.
+    """One step's rows: whose they are, and their windows.
 
     `windows` is (B, S) samples, float32 or int16, or (B, W, F) features where those are fed
-    directly. `num_frames` are encoder frames per row.
+    directly.
     """
 
-    generations: tuple[int, ...]
+    rows: StepRows
     windows: npt.NDArray[np.float32] | npt.NDArray[np.int16]
-    num_frames: tuple[int, ...]
 
     @property
     def width(self) -> int:
-        return len(self.generations)
+        return self.rows.width
 
     def halves(self) -> tuple[StepBatch, StepBatch]:
         """The same rows as two batches, for a step that does not fit into memory."""
@@ -43,7 +43,7 @@ class StepBatch:
         return self._part(slice(0, middle)), self._part(slice(middle, None))
 
     def _part(self, rows: slice) -> StepBatch:
-        return StepBatch(self.generations[rows], self.windows[rows], self.num_frames[rows])
+        return StepBatch(self.rows.part(rows), self.windows[rows])
 
 
 def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stream]:
@@ -52,7 +52,7 @@ def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stre
 
 
 def split_step(streams: Sequence[Stream]) -> tuple[Sequence[Stream], Sequence[Stream]]:
-    """Who steps at once and who in a second part; nobody in that where it would not pay.
+    """Who steps at once and who in a second part, which is empty where it would not pay.
 
     Those that end come first. One of them with a further window needs a second part anyway.
     """
@@ -64,17 +64,26 @@ def split_step(streams: Sequence[Stream]) -> tuple[Sequence[Stream], Sequence[St
     return in_order[:middle], in_order[middle:]
 
 
+def slots_of(streams: Sequence[Stream]) -> npt.NDArray[np.int64]:
+    """(B,) the rows that these streams have in the store."""
+    return np.array([stream.slot for stream in streams], dtype=np.int64)
+
+
 def stack_windows(
-    streams: Sequence[Stream], geometry: WindowGeometry, *, into: Staging
+    streams: Sequence[Stream],
+    slots_B: npt.NDArray[np.int64],
+    geometry: WindowGeometry,
+    *,
+    into: Staging,
 ) -> StepBatch:
     """Moves each stream's next window into a row of `into` (at least B, window_samples).
 
     16-bit samples stay that as long as no stream of the step brings others: half to move.
     """
     all_pcm16 = all(stream.audio.holds_pcm16 for stream in streams)
-    rows = into[PCM16 if all_pcm16 else FLOAT32][: len(streams)]
-    popped = [stream.audio.pop_window(row) for stream, row in zip(streams, rows, strict=True)]
+    windows = into[PCM16 if all_pcm16 else FLOAT32][: len(streams)]
+    popped = [stream.audio.pop_window(row) for stream, row in zip(streams, windows, strict=True)]
     # Nearly all windows are full, so there are few numbers of frames.
     encoder_frames = {frames: geometry.num_encoder_frames(frames) for frames in set(popped)}
-    num_frames = tuple([encoder_frames[frames] for frames in popped])
-    return StepBatch(tuple([stream.generation for stream in streams]), rows, num_frames)
+    num_frames_B = np.array([encoder_frames[frames] for frames in popped], dtype=np.int64)
+    return StepBatch(StepRows(slots_B, num_frames_B), windows)

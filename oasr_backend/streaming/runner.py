@@ -1,11 +1,11 @@
-"""Device work of one step: windows in, encoder frames and logits out."""
+"""Device work of one step: windows in, what the model makes of them out."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE
 from oasr_backend.models.acoustic_model import AcousticModel, ModelOutput
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.graphs import GraphRunner
-from oasr_backend.streaming.store import StreamCaches
+from oasr_backend.streaming.store import NO_ROWS, StepRows, StreamStore
 
 logger = logging.getLogger(__name__)
 
@@ -66,17 +66,16 @@ class EncoderRunner:
     MOST_AHEAD = 2
 
     def __init__(
-        self, model: AcousticModel, caches: StreamCaches, *, window_shape: tuple[int, ...]
+        self, model: AcousticModel, store: StreamStore, *, window_shape: tuple[int, ...]
     ) -> None:
         """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features.
 
         `runs_ahead` says whether `forward` returns before the device is done.
         """
         self._model = model
-        self._caches = caches
-        self._device = caches.config.device
+        self._store = store
         self._window_shape = window_shape
-        is_pinned = self.runs_ahead = self._device.type == "cuda"
+        is_pinned = self.runs_ahead = store.device.type == "cuda"
         self._blocks = deque(
             _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(self.MOST_AHEAD)
         )
@@ -92,19 +91,20 @@ class EncoderRunner:
 
         Unlimited history has no fixed extent, so it is not captured.
         """
-        if self._device.type != "cuda" or not self._caches.config.evicts:
+        if self._store.device.type != "cuda" or not self._store.has_bounded_history:
             return
         max_width, *window_shape = self._window_shape
         graphs = GraphRunner(
-            self._device_step,
+            self.device_step,
             max_width=max_width,
             window_shape=tuple(window_shape),
-            device=self._device,
+            device=self._store.device,
         )
-        pad_rows = torch.from_numpy(self._caches.row_data([], [], width=1)).to(self._device)
+        pad_rows = torch.empty((3, 1), dtype=torch.int64)
+        self._store.write_row_data(NO_ROWS, pad_rows.numpy())
         try:
             with torch.inference_mode():
-                num_bytes = graphs.capture(pad_rows)
+                num_bytes = graphs.capture(pad_rows.to(self._store.device))
         except RuntimeError as error:
             logger.error("event=capture_failed steps run eagerly, slower", exc_info=error)
             return
@@ -113,7 +113,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> ModelOutput:
-        """Frames and logits of the batch's rows, valid until the next call.
+        """What the model makes of the batch's rows, valid until the next call.
 
         Without graphs a batch that does not fit into memory is run in halves; raises whatever the
         device raises when one row alone does not fit.
@@ -122,42 +122,48 @@ class EncoderRunner:
         if width is not None:
             return self._replay(batch, width)
         try:
-            return self._forward_eagerly(batch)
+            return self.forward_eagerly(batch)
         except torch.OutOfMemoryError:
             if batch.width == 1:
                 raise
             logger.warning("event=out_of_memory streams=%d: trying halves", batch.width)
-            halves = [self.forward(half) for half in batch.halves()]
-            return ModelOutput(*(torch.cat(parts) for parts in zip(*halves, strict=True)))
+            return ModelOutput.cat([self.forward(half) for half in batch.halves()])
 
-    def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
-        assert self._graphs is not None
-        rows_3W = self._blocks[0].rows_3W(width)
-        rows_3W.numpy()[:] = self._caches.row_data(batch.generations, batch.num_frames, width=width)
-        windows = self._blocks[0].windows[batch.windows.dtype][:width]
-        output = self._graphs.replay(windows, rows_3W)
-        return output.first(batch.width)
-
-    def _forward_eagerly(self, batch: StepBatch) -> ModelOutput:
-        windows = torch.from_numpy(batch.windows).to(self._device, non_blocking=True)
-        if windows.dtype == torch.int16:
-            windows = windows * float(PCM16_SCALE)
-        rows_3B = self._caches.row_data(batch.generations, batch.num_frames, width=batch.width)
-        bound = self._history_bound(batch.generations)
-        return self._device_step(windows, to_device(rows_3B, self._device), history_frames=bound)
-
-    def _history_bound(self, generations: Sequence[int]) -> int:
-        """A constant on a GPU, where shapes are dear; the true maximum on a CPU."""
-        if self._device.type == "cuda" and self._caches.config.evicts:
-            return self._caches.config.max_cache_frames
-        return self._caches.history_frames(generations)
-
-    def _device_step(
+    def device_step(
         self, windows: Tensor, rows_3W: Tensor, *, history_frames: int | None = None
     ) -> ModelOutput:
+        """The whole of a step's device work; tensors only, so that it can be captured.
+
+        `history_frames` bounds what any row sees of its past; None: all that a row can see.
+        """
         if history_frames is None:
-            history_frames = self._caches.config.max_cache_frames
-        caches = self._caches.encoder_caches(rows_3W, history_frames=history_frames)
+            history_frames = self._store.most_history_frames
+        caches = self._store.encoder_caches(rows_3W, history_frames=history_frames)
         if windows.dim() == 2:
             return self._model.forward_audio(windows, caches)
         return self._model.forward_features(windows, caches)
+
+    def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
+        assert self._graphs is not None
+        block = self._blocks[0]
+        rows_3W = block.rows_3W(width)
+        self._store.write_row_data(batch.rows, rows_3W.numpy())
+        output = self._graphs.replay(block.windows[batch.windows.dtype][:width], rows_3W)
+        return output.first(batch.width)
+
+    def forward_eagerly(self, batch: StepBatch) -> ModelOutput:
+        """`forward` without a graph, all rows at once. Call it in inference mode."""
+        windows = torch.from_numpy(batch.windows).to(self._store.device, non_blocking=True)
+        if windows.dtype == torch.int16:
+            windows = windows * float(PCM16_SCALE)
+        rows_3B = np.empty((3, batch.width), dtype=np.int64)
+        self._store.write_row_data(batch.rows, rows_3B)
+        bound = self._history_bound(batch.rows)
+        rows_3B_there = to_device(rows_3B, self._store.device)
+        return self.device_step(windows, rows_3B_there, history_frames=bound)
+
+    def _history_bound(self, rows: StepRows) -> int:
+        """A constant on a GPU, where shapes are dear; the true maximum on a CPU."""
+        if self._store.device.type == "cuda" and self._store.has_bounded_history:
+            return self._store.most_history_frames
+        return self._store.history_frames(rows.slots_B)

@@ -1,247 +1,260 @@
-"""Every cache of the served model behind one door: open, prepare, views, commit, free."""
+"""All that is kept of every stream, by slot: open, prepare, commit, close."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from oasr_backend.cache import (
-    AttentionCacheManager,
-    BlockPool,
-    CacheConfig,
-    CnnCacheManager,
-    SlotStateCache,
-    StreamContext,
-    StreamHandle,
-    StreamSlotPool,
-)
-from oasr_backend.cache.sizing import (
-    affordable_blocks,
-    available_bytes,
-    block_bytes,
-    block_range,
-    sized,
-)
-from oasr_backend.config import ServingConfig
-from oasr_backend.decoders import GpuDecoderConfig
+from oasr_backend.cache import StreamSlotPool
+from oasr_backend.cache.kv_store import KvStore
+from oasr_backend.cache.state import SlotStates
+from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.base import Finish
-from oasr_backend.decoders.bias.ngram import NgramScorer
-from oasr_backend.decoders.group import StreamDecoders
-from oasr_backend.decoders.second_pass.base import NoDecoder
-from oasr_backend.decoders.second_pass.rescorer import Rescorer
-from oasr_backend.errors import ConfigError
-from oasr_backend.models import EncoderCaches, EncoderSpec
+from oasr_backend.decoders.group import DecoderGroup
 from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.models.base import EncoderCaches
 from oasr_backend.options import StreamOptions
-from oasr_backend.text.tokenizer import Tokenizer
-from oasr_backend.types import Hypothesis
 
 
-def build_cache_config(
-    config: ServingConfig, spec: EncoderSpec, *, device: torch.device, dtype: torch.dtype
-) -> CacheConfig:
-    """The cache geometry of an encoder under the server's settings.
+class StepRows(NamedTuple):
+    """Whose rows a step has, (B,) slots, and how many encoder frames of each are real, (B,)."""
 
-    A trained attention window overrides `num_left_chunks`. Raises ConfigError with the arithmetic,
-    in terms of those settings.
-    """
-    for state in spec.state_specs:
-        if state.persistent:
-            raise ConfigError(
-                f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
-                "prompt that nobody chose would be served; declare it with persistent=False"
-            )
-    num_left_chunks = config.num_left_chunks
-    if spec.attention_window_frames is not None:
-        num_left_chunks = -(-spec.attention_window_frames // config.chunk_size)
-    geometry = CacheConfig(
-        num_layers=spec.num_kv_layers,
-        n_kv_head=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        hidden_dim=spec.model_dim,
-        kernel_size=spec.conv_kernel_size,
-        chunk_size=config.chunk_size,
-        num_left_chunks=num_left_chunks,
-        block_size_frames=config.block_size_frames,
-        max_num_blocks=None,
-        max_blocks_per_seq=config.max_blocks_per_seq,
-        max_batch_size=config.max_streams,
-        device=device,
-        dtype=dtype,
-        prefill_kv_window=spec.attention_window_frames is not None,
-        stream_states=spec.state_specs,
-        position_limit_frames=config.position_limit_frames,
-    )
-    if geometry.peak_blocks is not None:
-        # No row is ever longer than the peak.
-        geometry = replace(geometry, max_blocks_per_seq=geometry.peak_blocks)
-    if config.max_num_blocks:
-        _check_stated_pool(config, geometry)
-        return replace(geometry, max_num_blocks=config.max_num_blocks)
-    budget_bytes = config.cpu_kv_budget_mib << 20 if device.type == "cpu" else None
-    _check_memory(config, geometry, budget_bytes)
-    return sized(geometry, budget_bytes=budget_bytes)
+    slots_B: IntArray
+    num_frames_B: IntArray
+
+    @property
+    def width(self) -> int:
+        return self.slots_B.size
+
+    def part(self, rows: slice) -> StepRows:
+        return StepRows(self.slots_B[rows], self.num_frames_B[rows])
 
 
-def _check_stated_pool(config: ServingConfig, geometry: CacheConfig) -> None:
-    per_stream = geometry.peak_blocks or 1
-    needed = config.max_streams * per_stream
-    if config.max_num_blocks < needed:
-        raise ConfigError(
-            f"max_num_blocks={config.max_num_blocks} is less than the {needed} blocks that "
-            f"max_streams={config.max_streams} streams need, {per_stream} each; raise "
-            f"max_num_blocks, set it to 0 for what is needed, or {_less_need(geometry)}"
+NO_ROWS = StepRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+
+
+class StreamPart(Protocol):
+    """One kind of state, with a row for every slot. Each call is for slots that are open."""
+
+    def open(self, slot: int, options: StreamOptions) -> None:
+        """Puts the slot at the start of a stream, or raises and changes nothing."""
+
+    def prepare(self, slots_B: IntArray) -> None:
+        """Makes room for one more chunk of each."""
+
+    def commit(self, rows: StepRows, output: ModelOutput) -> Finish | None:
+        """Makes the chunk count. What is returned waits for the device and takes in the rest."""
+
+    def close(self, slot: int) -> None:
+        """Gives back what the stream holds."""
+
+    def check_integrity(self, slots: Collection[int]) -> None:
+        """Raises AssertionError unless exactly these slots hold anything, and all is sound."""
+
+
+class KvPart:
+    """Attention history in paged blocks; an encoder without attention has no such part."""
+
+    def __init__(self, kv: KvStore) -> None:
+        self._kv = kv
+
+    def open(self, slot: int, options: StreamOptions) -> None:  # noqa: ARG002
+        self._kv.open(slot)
+
+    def prepare(self, slots_B: IntArray) -> None:
+        self._kv.prepare(slots_B)
+
+    def commit(self, rows: StepRows, output: ModelOutput) -> None:  # noqa: ARG002
+        self._kv.commit(rows.slots_B, rows.num_frames_B, upload=False)
+
+    def close(self, slot: int) -> None:
+        self._kv.close(slot)
+
+    def check_integrity(self, slots: Collection[int]) -> None:
+        self._kv.check_integrity(slots)
+
+
+class StatePart:
+    """The states that the encoder declares; a step stores them itself, last of all."""
+
+    def __init__(self, states: SlotStates) -> None:
+        self._states = states
+
+    def open(self, slot: int, options: StreamOptions) -> None:  # noqa: ARG002
+        self._states.open(slot)
+
+    def prepare(self, slots_B: IntArray) -> None:  # noqa: ARG002
+        self._states.zero_pending()
+
+    def commit(self, rows: StepRows, output: ModelOutput) -> None:
+        pass
+
+    def close(self, slot: int) -> None:
+        self._states.close(slot)
+
+    def check_integrity(self, slots: Collection[int]) -> None:
+        """The rows are on the device alone, so that there is nothing to disagree with."""
+
+
+class SearchPart:
+    """Hypotheses, and what a second pass keeps of the stream until it ends."""
+
+    def __init__(self, decoders: DecoderGroup) -> None:
+        self._decoders = decoders
+
+    def open(self, slot: int, options: StreamOptions) -> None:
+        self._decoders.open(slot, options)
+
+    def prepare(self, slots_B: IntArray) -> None:
+        pass
+
+    def commit(self, rows: StepRows, output: ModelOutput) -> Finish:
+        return self._decoders.begin(
+            rows.slots_B, rows.num_frames_B, output.heads, output.encoded_BTD
         )
 
+    def close(self, slot: int) -> None:
+        self._decoders.close(slot)
 
-def _check_memory(config: ServingConfig, geometry: CacheConfig, budget_bytes: int | None) -> None:
-    needed, _ = block_range(geometry)
-    available, words = available_bytes(geometry, budget_bytes)
-    if affordable_blocks(geometry, available) >= needed:
-        return
-    need_mib = -(-needed * block_bytes(geometry) >> 20)
-    if budget_bytes is None:
-        limit = f"{geometry.device} has {max(0, available) >> 20} MiB for it ({words}, in bytes)"
-        more = "free memory of that GPU"
-    else:
-        limit = f"cpu_kv_budget_mib={config.cpu_kv_budget_mib}"
-        more = f"set cpu_kv_budget_mib={need_mib}"
-    raise ConfigError(
-        f"the K/V pool of max_streams={config.max_streams} streams needs {need_mib} MiB ({needed} "
-        f"blocks of {block_bytes(geometry)} bytes), but {limit}; {more}, or {_less_need(geometry)}"
-    )
+    def check_integrity(self, slots: Collection[int]) -> None:
+        self._decoders.check_integrity(slots)
 
 
-def _less_need(geometry: CacheConfig) -> str:
-    if geometry.prefill_kv_window or geometry.num_left_chunks == 0:
-        return "lower max_streams"
-    less = "num_left_chunks" if geometry.evicts else "bound the history with num_left_chunks"
-    return f"lower max_streams or {less}"
+class StreamStore:
+    """The parts of one engine and the slots that address them.
 
-
-class StreamCaches:
-    """The managers of one engine, one row number per stream shared by all of them.
-
-    Streams are named by generation. State changes at open, prepare, commit and free only.
+    State changes at open, prepare, commit and close only. `further` are parts that neither the
+    encoder nor the decoders read.
     """
 
     def __init__(
         self,
-        config: CacheConfig,
-        decoder: GpuDecoderConfig,
+        kv: KvStore | None,
+        states: SlotStates,
+        decoders: DecoderGroup,
         *,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        rescorer: Rescorer | NoDecoder,
-        language_model: NgramScorer | None = None,
+        chunk_frames: int,
+        further: Sequence[StreamPart] = (),
     ) -> None:
-        self.config = config
-        # One lane that no stream is bound to takes the rows that pad a step to a captured width.
-        self.pool = BlockPool(config, scratch_blocks=config.peak_blocks or 1)
-        self.slots = StreamSlotPool(config.max_batch_size)
-        self.attention = AttentionCacheManager(self.pool, config, pad_lanes=1, slot_pool=self.slots)
-        self.conv = CnnCacheManager(config, extra_slots=1, slot_pool=self.slots)
-        # Whatever else the encoder declares; none for a Conformer.
-        self.states = SlotStateCache(
-            config.stream_states,
-            config.max_batch_size,
-            config.device,
-            dtype=config.dtype,
-            extra_slots=1,
-            slot_pool=self.slots,
-        )
-        self.ctc = StreamDecoders(
-            decoder,
-            tokenizer,
-            vocab_size=vocab_size,
-            device=config.device,
-            rescorer=rescorer,
-            language_model=language_model,
-        )
+        self.kv, self.states, self.decoders = kv, states, decoders
+        self.device = states.device
+        self.slots = StreamSlotPool(states.num_slots)
+        attention = [] if kv is None else [KvPart(kv)]
+        self._parts: list[StreamPart] = [
+            *attention, StatePart(states), SearchPart(decoders), *further,
+        ]  # fmt: skip
+        self._open: set[int] = set()
+        self._chunk_frames = chunk_frames
 
-    def open(
-        self, generation: int, options: StreamOptions | None = None
-    ) -> StreamContext[StreamHandle]:
-        """Allocates every per-stream state, or none of it; `options` choose the decoder."""
+    @property
+    def has_bounded_history(self) -> bool:
+        """Whether streams may go on for ever."""
+        return self.kv is None or self.kv.config.evicts
+
+    @property
+    def most_history_frames(self) -> int:
+        """Frames of its past that a stream with bounded history can see."""
+        return 0 if self.kv is None else self.kv.config.max_cache_frames
+
+    def open(self, options: StreamOptions) -> int:
+        """Allocates every part of a stream or none of it; returns its slot."""
         with ExitStack() as undo:
-            self.attention.allocate_stream(generation)
-            undo.callback(self.attention.free_stream, generation)
-            self.conv.allocate_stream(generation)
-            undo.callback(self.conv.free_stream, generation)
-            self.states.allocate_stream(generation)
-            undo.callback(self.states.free_stream, generation)
-            self.ctc.allocate_stream(generation, options)
+            slot = self.slots.allocate()
+            undo.callback(self.slots.free, slot)
+            for part in self._parts:
+                part.open(slot, options)
+                undo.callback(part.close, slot)
             undo.pop_all()
-        return StreamContext(generation, self.attention, self.conv, self.ctc, states=self.states)
+        self._open.add(slot)
+        return slot
 
-    def prepare(self, generations: Sequence[int]) -> None:
+    def prepare(self, slots_B: IntArray) -> None:
         """Makes room for one more chunk of every stream; nothing is written yet."""
-        self.attention.prepare_chunks_batched(generations)
-        self.conv.zero_pending()
-        self.states.zero_pending()
+        for part in self._parts:
+            part.prepare(slots_B)
 
-    def row_data(
-        self, generations: Sequence[int], num_frames: Sequence[int], *, width: int
-    ) -> npt.NDArray[np.int64]:
-        """(3, width): slot, real new frames and position of the oldest visible key of each row.
+    def commit(self, rows: StepRows, output: ModelOutput) -> Finish:
+        """Makes the step count: lengths advance, old history goes.
 
-        Rows past the streams belong to the padding lane.
+        `output` has been read, as the device sees it, when this returns. Hypotheses grow with the
+        returned call, which waits for the device.
         """
-        attention = self.attention
-        rows_3W = np.empty((3, width), dtype=np.int64)
-        rows_3W[:] = [[attention.pad_slots[0]], [self.config.chunk_size], [0]]
-        slots_B = attention.slots_of(generations)
-        rows_3W[:, : len(slots_B)] = slots_B, num_frames, attention.first_key_positions(slots_B)
-        return rows_3W
+        begun = [part.commit(rows, output) for part in self._parts]
+        waits = [finish for finish in begun if finish is not None]
 
-    def history_frames(self, generations: Sequence[int]) -> int:
+        def finish_all() -> None:
+            for finish in waits:
+                finish()
+
+        return finish_all
+
+    def close(self, slot: int) -> None:
+        """Closes every part even if one fails, then raises the first error.
+
+        A slot with a part that failed is given to no other stream.
+        """
+        self._open.discard(slot)
+        errors = [error for part in self._parts if (error := _error_of_close(part, slot))]
+        if errors:
+            raise errors[0]
+        self.slots.free(slot)
+
+    def at_capacity(self, slots_B: IntArray) -> npt.NDArray[np.bool_]:
+        """(B,) whether there is no room for another chunk; never where history is bounded."""
+        if self.kv is None or self.kv.config.evicts:
+            return np.zeros(slots_B.size, dtype=np.bool_)
+        return self.kv.at_capacity(slots_B)
+
+    # What a step reads and writes
+
+    def write_row_data(self, rows: StepRows, into_3W: IntArray) -> None:
+        """Slot, real new frames and position of the oldest visible key of each row.
+
+        Rows past the streams' belong to the padding lane.
+        """
+        width = rows.width
+        into_3W[0, :width], into_3W[0, width:] = rows.slots_B, self.states.pad_slot
+        into_3W[1, :width], into_3W[1, width:] = rows.num_frames_B, self._chunk_frames
+        into_3W[2] = 0
+        if self.kv is not None:
+            into_3W[2, :width] = self.kv.first_key_positions(rows.slots_B)
+
+    def history_frames(self, slots_B: IntArray) -> int:
         """The most frames that any of the streams sees of its past."""
-        return self.attention.cached_frames(generations)
+        return 0 if self.kv is None else self.kv.history_frames(slots_B)
 
     def encoder_caches(self, rows_3W: Tensor, *, history_frames: int) -> EncoderCaches:
-        """What the encoder reads and writes in a step of `row_data`; tensors only, no sync.
+        """The views of a step whose row data this is; tensors only, no wait for the device.
 
         `history_frames` bounds every row's history from above.
         """
         slots_W, num_new_W, first_key_position_W = rows_3W.unbind()
-        kv, _, _ = self.attention.get_batched_paged_caches(
-            slots_W,
-            chunk_frames=self.config.chunk_size,
-            num_new_B=num_new_W,
-            history_frames=history_frames,
+        views = (
+            []
+            if self.kv is None
+            else self.kv.views(slots_W, num_new_W=num_new_W, history_frames=history_frames)
         )
-        conv = self.conv.view_of("conv", slots_W)
         return EncoderCaches(
-            kv=kv,
-            conv=conv,
+            kv=views,
             first_key_position_B=first_key_position_W,
+            num_new_B=num_new_W,
             states=self.states.staged_views(slots_W),
         )
 
-    def commit(
-        self, generations: Sequence[int], num_frames: Sequence[int], output: ModelOutput
-    ) -> Finish:
-        """Makes the step count: lengths advance, old history goes.
-
-        `output` has been read, as the device sees it, when this returns. The hypotheses grow with
-        the returned call, which waits for the device.
-        """
-        self.attention.commit_chunks_paged_batched(generations, num_frames, upload=False)
-        finish = self.ctc.begin_decode(generations, num_frames, output.logits_BTV)
-        self.ctc.keep_encoded(generations, num_frames, output.encoded_BTD)
-        return finish
-
-    def hypotheses(self, generations: Sequence[int]) -> list[Hypothesis]:
-        """The best hypothesis of each stream so far, without device work."""
-        return self.ctc.best(generations)
-
     def check_integrity(self) -> None:
-        self.pool.check_integrity()
-        self.attention.check_integrity()
-        self.ctc.check_integrity()
+        """Every part agrees with itself and with the slots that are open."""
+        for part in self._parts:
+            part.check_integrity(self._open)
+
+
+def _error_of_close(part: StreamPart, slot: int) -> Exception | None:
+    try:
+        part.close(slot)
+    except Exception as error:
+        return error
+    return None

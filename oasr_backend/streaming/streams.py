@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from oasr_backend.cache import StreamContext, StreamHandle
 from oasr_backend.errors import (
     InvalidRequestError,
     OasrError,
@@ -14,6 +13,7 @@ from oasr_backend.errors import (
 )
 from oasr_backend.features import AudioBuffer, StreamingResampler
 from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.store import StreamStore
 from oasr_backend.text.segments import Segments
 from oasr_backend.text.told import Told
 from oasr_backend.text.unit_text import START, Joint
@@ -35,18 +35,22 @@ class SettledText:
         self.num_tokens += num_tokens
 
 
-@dataclass(slots=True)
-class Stream:
-    """What one caller owns. `generation` names it in the caches: ids come again, generations don't.
+#: In place of a slot where a stream has none.
+NO_SLOT = -1
 
-    `context` is None once the caches have been given back before END ("length"): the stream then
-    only waits for its caller to learn of it.
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """What one caller owns. Its state is in the store's rows of `slot`.
+
+    `slot` is NO_SLOT once the rows have been given back before END ("length"): the stream then only
+    waits for its caller to learn of it. `generation` tells streams of one id apart in the log.
     """
 
     stream_id: StreamId
     generation: int
     options: StreamOptions
-    context: StreamContext[StreamHandle] | None
+    slot: int
     audio: AudioBuffer
     resampler: StreamingResampler
     # When its last request came, or was answered if that is done.
@@ -74,7 +78,7 @@ class Stream:
 
     @property
     def has_ready_window(self) -> bool:
-        return self.context is not None and self.audio.num_ready_windows > 0
+        return self.audio.num_ready_windows > 0 and self.slot != NO_SLOT
 
     def check_chunk_seq(self, number: int | None) -> None:
         """Raises InvalidRequestError unless `number` is next; a stream numbers all or none."""
@@ -108,12 +112,12 @@ class StreamRegistry:
         *,
         max_streams: int,
         idle_timeout_s: float,
-        open_context: Callable[[int, StreamOptions], StreamContext[StreamHandle]],
+        store: StreamStore,
         new_buffer: Callable[[], AudioBuffer],
     ) -> None:
         self.max_streams = max_streams
         self.idle_timeout_s = idle_timeout_s
-        self._open_context = open_context
+        self._store = store
         self._new_buffer = new_buffer
         self._streams: dict[StreamId, Stream] = {}
         self._next_generation = 1
@@ -141,23 +145,24 @@ class StreamRegistry:
                 f"stream {stream_id!r} is refused: {len(self._streams)} streams are open and "
                 f"max_streams is {self.max_streams}; try again later or raise max_streams"
             )
-        generation = self._next_generation
         audio = self._new_buffer()
         stream = Stream(
             stream_id=stream_id,
-            generation=generation,
+            generation=self._next_generation,
             options=options,
-            context=self._open_context(generation, options),
+            slot=NO_SLOT,
             audio=audio,
-            resampler=StreamingResampler(options.sample_rate, audio.geometry.sample_rate),
+            resampler=StreamingResampler(options.sample_rate, audio.geometry.frames.sample_rate),
             last_heard_s=now_s,
         )
+        # Last, since nothing that is made after it could give it back.
+        stream.slot = self._store.open(options)
         self._next_generation += 1
         self._streams[stream_id] = stream
         return stream
 
     def find(self, stream_id: StreamId) -> Stream | None:
-        """The stream of that id, if one is open; nobody counts as heard for it."""
+        """The stream of that id, if one is open. It does not count as heard."""
         return self._streams.get(stream_id)
 
     def get(self, stream_id: StreamId, *, now_s: float) -> Stream:
@@ -174,10 +179,10 @@ class StreamRegistry:
         return stream
 
     def release(self, stream: Stream) -> None:
-        """Gives the caches back but keeps the id until its caller ends it."""
-        context, stream.context = stream.context, None
-        if context is not None:
-            context.free()
+        """Gives the rows back but keeps the id until its caller ends it."""
+        slot, stream.slot = stream.slot, NO_SLOT
+        if slot != NO_SLOT:
+            self._store.close(slot)
 
     def close(self, stream: Stream) -> None:
         """Forgets the stream and frees all it owns; harmless for one that is closed already."""

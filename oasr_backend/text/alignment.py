@@ -98,10 +98,10 @@ def token_entries(
 
 
 def word_entries(
-    hypothesis: Hypothesis, tokenizer: Tokenizer, timing: Timing
+    words: Sequence[Word], hypothesis: Hypothesis, timing: Timing
 ) -> list[dict[str, Any]]:
+    """`words` are those that the tokenizer makes of the hypothesis' tokens."""
     log_probs = hypothesis.token_log_probs
-    words = tokenizer.words(hypothesis.tokens)
     return [
         {
             "word": word.text,

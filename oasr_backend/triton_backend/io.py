@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError, shown
-from oasr_backend.metrics import Sample
+from oasr_backend.metrics import Reading
+from oasr_backend.options import Asked, ParameterValue, StreamOptions, read_parameters
 from oasr_backend.types import (
-    NO_PARAMETERS,
     AudioChunk,
     ChunkResult,
-    ParameterValue,
     Pcm16,
     Samples,
     StreamId,
@@ -40,22 +38,27 @@ def is_warmup(chunk: AudioChunk) -> bool:
     return chunk.stream_id in WARMUP_IDS
 
 
-def read_chunk(request: Any, *, asks_cancelled: bool = True) -> AudioChunk:
-    """What one request says, with the fault that is to be its answer if it cannot be read."""
+def read_chunk(request: Any, defaults: StreamOptions, *, asks_cancelled: bool = True) -> AudioChunk:
+    """What one request says, with the fault that is to be its answer if it cannot be read.
+
+    `defaults` are the options of a stream that asks for nothing.
+    """
     flags, requested = request.flags(), request.requested_output_names()
     samples_S: Samples | Pcm16 = _NO_SAMPLES
-    parameters, fault = NO_PARAMETERS, None
+    asked, fault = Asked(), None
+    is_first = flags & _START != 0
     try:
-        parameters = _parameters(request)
+        asked = read_parameters(_parameters(request), is_first=is_first, defaults=defaults)
         samples_S = _samples(request)
     except Exception as error:
         fault = _fault(error)
     return AudioChunk(
         stream_id=_stream_id(request),
         samples_S=samples_S,
-        is_first=flags & _START != 0,
+        is_first=is_first,
         is_last=flags & _END != 0,
-        parameters=parameters,
+        options=asked.options,
+        chunk_seq=asked.chunk_seq,
         wants_text="TRANSCRIPTS" in requested,
         wants_result="RESULT" in requested,
         is_cancelled=request.is_cancelled if asks_cancelled else never,
@@ -86,71 +89,11 @@ def answer_now(sender: Any, result: ChunkResult | None, *, wants_text: bool = Tr
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
-def lay_out_strings_fast() -> None:
-    """Makes this process lay out string tensors of one element itself; others are Triton's part.
-
-    Triton's function returns bytes, of which its stub makes an array. The stub takes an array as
-    it is, and copies from it while it holds it, so it may lie in bytes that the array keeps alive.
-    Before that it asks for the type's number, which Triton finds by comparing with a dozen types.
-    """
-    pb_utils.serialize_byte_tensor = _lay_out
-    pb_utils.numpy_to_triton_type = _type_number
-
-
-class MetricsPublisher:
-    """Brings an engine's samples to Triton's metrics port, a few at a time.
-
-    Every call into Triton's metrics is a round trip between processes during which no request is
-    served. So counts are kept here, their differences go out in small portions, and histograms go
-    out as the counters they consist of.
-    """
-
-    def __init__(self, samples: Callable[[], Iterable[Sample]], labels: Mapping[str, str]) -> None:
-        self._samples = samples
-        self._labels = labels
-        self._families: dict[str, Any] = {}
-        self._metrics: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
-        self._published: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
-        self._waiting: deque[Sample] = deque()
-
-    def publish(self) -> None:
-        """Everything at once."""
-        self._waiting = deque(self._samples())
-        while self._waiting:
-            self.publish_some()
-
-    def publish_some(self, *, most: int = 4) -> None:
-        """The next few samples that have changed; a new round begins when all have gone out."""
-        self._waiting = self._waiting or deque(self._samples())
-        while self._waiting and (most > 0 or self._waiting[0].is_paired):
-            most -= self._publish_one(self._waiting.popleft())
-
-    def _publish_one(self, sample: Sample) -> bool:
-        """Whether the sample was news."""
-        key = (sample.name, tuple(sample.labels.items()))
-        change = sample.value - self._published.get(key, 0.0)
-        if key in self._published and change == 0.0:
-            return False
-        metric = self._metric(key, sample)
-        if sample.kind == "gauge":
-            metric.set(sample.value)
-        else:
-            metric.increment(change)
-        self._published[key] = sample.value
-        return True
-
-    def _metric(self, key: tuple[str, tuple[tuple[str, str], ...]], sample: Sample) -> Any:
-        if key not in self._metrics:
-            if sample.name not in self._families:
-                kinds = {"gauge": pb_utils.MetricFamily.GAUGE}
-                self._families[sample.name] = pb_utils.MetricFamily(
-                    name=sample.name,
-                    description=sample.help,
-                    kind=kinds.get(sample.kind, pb_utils.MetricFamily.COUNTER),
-                )
-            labels = {**self._labels, **sample.labels}
-            self._metrics[key] = self._families[sample.name].Metric(labels=labels)
-        return self._metrics[key]
+def metric_family(reading: Reading) -> Any:
+    """Triton's family for the metric that a reading is of."""
+    family = pb_utils.MetricFamily
+    kind = family.GAUGE if reading.kind == "gauge" else family.COUNTER
+    return family(name=reading.name, description=reading.help, kind=kind)
 
 
 def _fault(error: Exception) -> OasrError:
@@ -194,7 +137,7 @@ def _num_valid(tensor: Any, num_samples: int) -> int:
 def _parameters(request: Any) -> Mapping[str, ParameterValue]:
     text = request.parameters()
     if text in ("", "{}"):
-        return NO_PARAMETERS
+        return {}
     parameters: dict[str, ParameterValue] = json.loads(text)
     # Keys with this prefix are the protocol's own.
     return {name: value for name, value in parameters.items() if not name.startswith("triton_")}
@@ -202,20 +145,3 @@ def _parameters(request: Any) -> Mapping[str, ParameterValue]:
 
 def _string_tensor(name: str, text: str) -> Any:
     return pb_utils.Tensor(name, np.array([text.encode("utf-8")], dtype=np.object_))
-
-
-_OBJECT = np.dtype(np.object_)
-_BYTES_NUMBER = pb_utils.numpy_to_triton_type(_OBJECT)
-_type_number_of_any = pb_utils.numpy_to_triton_type
-_lay_out_any = pb_utils.serialize_byte_tensor
-
-
-def _type_number(dtype: Any) -> Any:
-    return _BYTES_NUMBER if dtype is _OBJECT else _type_number_of_any(dtype)
-
-
-def _lay_out(strings: Any) -> Any:
-    """The elements' bytes, each after its length as 4 bytes, little-endian; uint8 if only one."""
-    if strings.size != 1 or type(text := strings.item()) is not bytes:
-        return _lay_out_any(strings)
-    return np.frombuffer(len(text).to_bytes(4, "little") + text, dtype=np.uint8)

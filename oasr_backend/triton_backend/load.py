@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from oasr_backend.config import ServingConfig, merged_parameters
 from oasr_backend.errors import ConfigError, OasrError
+from oasr_backend.streaming import assemble
 from oasr_backend.streaming.engine import Engine
 
 
@@ -30,18 +30,18 @@ def read_config(args: Mapping[str, str]) -> ServingConfig:
     }
     config = ServingConfig.from_parameters(merged_parameters(parameters))
     idle_s = _sequence_idle_s(model_config)
-    return config if config.dead_after_s else replace(config, dead_after_s=idle_s)
+    return config if config.server.dead_after_s else config.changed(dead_after_s=idle_s)
 
 
 def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     """Raises ConfigError, CheckpointError among them."""
-    if config.num_threads:
-        torch.set_num_threads(config.num_threads)
+    if config.model.num_threads:
+        torch.set_num_threads(config.model.num_threads)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    device = device_of(config.device, args, num_gpus=num_gpus)
-    check_gpu(device, config.device, num_gpus=num_gpus)
-    checkpoint_dir = config.resolve_checkpoint(Path(args["model_repository"]))
-    engine = Engine.load(checkpoint_dir, config, device=device)
+    device = device_of(config.model.device, args, num_gpus=num_gpus)
+    check_gpu(device, config.model.device, num_gpus=num_gpus)
+    checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
+    engine = assemble.load_engine(checkpoint_dir, config, device=device)
     _check_sequence_batching(json.loads(args["model_config"]), engine.config)
     return engine
 
@@ -100,25 +100,26 @@ def _check_sequence_batching(model_config: Mapping[str, Any], config: ServingCon
         )
     _check_idle_limits(config, _sequence_idle_s(model_config))
     candidates = int(batching["oldest"].get("max_candidate_sequences", 0))
-    if candidates <= config.max_streams:
+    if candidates <= config.step.max_streams:
         raise ConfigError(
             f"max_candidate_sequences={candidates} in config.pbtxt must exceed max_streams="
-            f"{config.max_streams}: beyond it Triton lets a START wait in silence"
+            f"{config.step.max_streams}: beyond it Triton lets a START wait in silence"
         )
 
 
 def _check_idle_limits(config: ServingConfig, sequence_idle_s: float) -> None:
-    if config.stream_idle_timeout_s > config.dead_after_s:
+    if config.server.stream_idle_timeout_s > config.server.dead_after_s:
         return
-    below = f"stream_idle_timeout_s={config.stream_idle_timeout_s:g} must exceed"
-    if config.dead_after_s == sequence_idle_s:
+    below = f"stream_idle_timeout_s={config.server.stream_idle_timeout_s:g} must exceed"
+    if config.server.dead_after_s == sequence_idle_s:
         raise ConfigError(
             f"{below} Triton's max_sequence_idle_microseconds ({sequence_idle_s:g} s): raise the "
             "first or lower the second in config.pbtxt"
         )
     raise ConfigError(
-        f"{below} dead_after_s={config.dead_after_s:g}: raise the first, or set dead_after_s=0 for "
-        f"the {sequence_idle_s:g} s of max_sequence_idle_microseconds in config.pbtxt"
+        f"{below} dead_after_s={config.server.dead_after_s:g}: raise the first, or set "
+        f"dead_after_s=0 for the {sequence_idle_s:g} s of max_sequence_idle_microseconds in "
+        "config.pbtxt"
     )
 
 

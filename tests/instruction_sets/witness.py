@@ -15,19 +15,16 @@ import soundfile
 import torch
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, read_clips
 from tests.result_schema import check_document
 
 NUM_CLIPS = 3
-OPTIONS = {
-    "decoder": "prefix_beam",
-    "nbest": 4,
-    "word_times": True,
-    "endpoint": True,
-    "rescoring": True,
-}
+OPTIONS = StreamOptions(
+    decoder="prefix_beam", nbest=4, word_times=True, endpoint=True, rescoring=True
+)
 
 
 def make_libraries_speak() -> None:
@@ -41,14 +38,14 @@ def make_libraries_speak() -> None:
 
 def documents() -> list[dict[str, Any]]:
     """The RESULT of some clips, each alone and then all of them together."""
-    engine = Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    engine = load_engine(DEMO_DIR, ServingConfig(), device="cpu")
     clips = [
         soundfile.read(clip.path, dtype="float32")[0]
         for clip in read_clips(DEMO_DIR / "testset")[:NUM_CLIPS]
     ]
     chunks = [
         AudioChunk(
-            number, samples_S, is_first=True, is_last=True, parameters=OPTIONS, wants_result=True
+            number, samples_S, is_first=True, is_last=True, options=OPTIONS, wants_result=True
         )
         for number, samples_S in enumerate(clips)
     ]

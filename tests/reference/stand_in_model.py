@@ -82,8 +82,13 @@ class StandInModel:
             new_cnn.append(tail)
         return self._log_probs(x_BTD), torch.stack(new_att), torch.stack(new_cnn)
 
-    def offline(self, chunks: Sequence[Tensor], num_left_chunks: int) -> list[Tensor]:
-        """Log-probs of each (1, T, D) chunk; a layer sees `num_left_chunks` chunks before it."""
+    def offline(
+        self, chunks: Sequence[Tensor], num_left_chunks: int, window_frames: int | None = None
+    ) -> list[Tensor]:
+        """Log-probs of each (1, T, D) chunk.
+
+        A layer sees `num_left_chunks` chunks before it, or the last `window_frames` frames.
+        """
         keys: list[list[Tensor]] = [[] for _ in range(self.config.num_layers)]
         values: list[list[Tensor]] = [[] for _ in range(self.config.num_layers)]
         pad = torch.zeros(
@@ -100,6 +105,9 @@ class StandInModel:
                 first = 0 if num_left_chunks < 0 else max(0, len(keys[layer]) - 1 - num_left_chunks)
                 k_BKHD = torch.cat(keys[layer][first:], dim=1)
                 v_BKHD = torch.cat(values[layer][first:], dim=1)
+                if window_frames is not None:
+                    seen = window_frames + chunk.shape[1]
+                    k_BKHD, v_BKHD = k_BKHD[:, -seen:], v_BKHD[:, -seen:]
                 x_BTD = x_BTD + self._attend(layer, q_BTHD, k_BKHD, v_BKHD, None)
                 x_BTD, tails[layer] = self._convolve(layer, x_BTD, tails[layer])
             heard += chunk.shape[1]

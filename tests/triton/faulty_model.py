@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from oasr_backend.streaming.streams import Stream
-from oasr_backend.triton_backend.model import TritonModel
+from oasr_backend.triton_backend.service import StreamingService
 
 ERRORS = {
     1.5: ValueError("injected into the step"),
@@ -28,13 +28,13 @@ def fail_on_mark(_module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> 
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = TritonModel(args)
+        self._model = StreamingService(args)
         engine = self._model._engine
-        filterbank = engine.model.get_submodule("filterbank")
+        filterbank = engine.parts.model.get_submodule("frontend.filterbank")
         filterbank.register_forward_pre_hook(fail_on_mark)
         filterbank.register_forward_pre_hook(self._note_escape)
-        self._conclude, self._escapes = engine._conclude, False
-        engine._conclude = self._conclude_or_raise
+        self._conclude, self._escapes = engine.stepper.conclude, False
+        engine.stepper.conclude = self._conclude_or_raise
 
     def _note_escape(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         self._escapes |= ESCAPES in inputs[0][:, 0].tolist()

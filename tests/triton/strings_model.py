@@ -1,4 +1,4 @@
-"""Answers with texts of its own, laid out by Triton or by us, through the shipped functions."""
+"""Answers with texts of its own, through the shipped functions."""
 
 from __future__ import annotations
 
@@ -6,32 +6,23 @@ import json
 import threading
 from typing import Any
 
-from oasr_backend.triton_backend.io import (
-    answer_now,
-    lay_out_strings_fast,
-    read_chunk,
-    write_response,
-)
+from oasr_backend.options import StreamOptions
+from oasr_backend.triton_backend.io import answer_now, read_chunk, write_response
 from oasr_backend.types import ChunkResult
 from tests.triton.texts import TEXTS
 
 
 class TritonPythonModel:
-    def initialize(self, args: dict[str, str]) -> None:
-        parameters = json.loads(args["model_config"])["parameters"]
-        if parameters["layout"]["string_value"] == "ours":
-            lay_out_strings_fast()
-
     def execute(self, requests: list[Any]) -> list[Any]:
         return [_answer(request) for request in requests]
 
 
 def _answer(request: Any) -> Any:
-    chunk = read_chunk(request)
-    result = ChunkResult(text=TEXTS[int(chunk.parameters["index"])])
+    chunk, asked = read_chunk(request, StreamOptions()), json.loads(request.parameters())
+    result = ChunkResult(text=TEXTS[int(asked["index"])])
     if chunk.wants_result:
         result = result._replace(document={"outputs": _outputs(result, chunk.wants_text)})
-    if not chunk.parameters["later"]:
+    if not asked["later"]:
         return write_response(result, wants_text=chunk.wants_text)
     sender = request.get_response_sender()
     threading.Thread(

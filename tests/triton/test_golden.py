@@ -16,7 +16,7 @@ import soundfile
 import tritonclient.grpc as triton
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR
 from tests.result_schema import check_document
@@ -91,7 +91,7 @@ def serve(model: LoadedModel, pieces: list[Pcm16]) -> dict[str, Any]:
 
 
 def decode_in_process(golden: Golden, settings: dict[str, str], pcm: Pcm16) -> dict[str, Any]:
-    engine = Engine.load(golden.directory, ServingConfig.from_parameters(settings), device="cpu")
+    engine = load_engine(golden.directory, ServingConfig.from_parameters(settings), device="cpu")
     samples_S = pcm.astype(np.float32) / np.float32(32768)
     chunk = AudioChunk(
         "golden",

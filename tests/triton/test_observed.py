@@ -43,7 +43,7 @@ def test_every_metric_of_the_engine_is_on_the_metrics_port(
     assert now["oasr_step_width_count"] == now['oasr_step_width_bucket{le="+Inf"}'] > 0
     assert set(EngineMetrics().__dataclass_fields__) >= {"rejected", "conflicts"}
     names = {name.partition("{")[0] for name in now}
-    assert names >= {sample.name for sample in EngineMetrics().samples()}
+    assert names >= {sample.name for sample in EngineMetrics().readings()}
 
 
 def test_a_heartbeat_goes_on_while_nothing_else_changes(live_server: LiveServer) -> None:

@@ -13,6 +13,8 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
@@ -67,13 +69,18 @@ def _asker(live_server: LiveServer, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 def in_process(engine: Engine, samples: Pcm16, **parameters: Any) -> dict[str, Any]:
     samples_S = samples.astype(np.float32) / np.float32(32768)
     chunk = AudioChunk(
-        "a", samples_S, is_first=True, is_last=True, parameters=parameters, wants_result=True
+        "a",
+        samples_S,
+        is_first=True,
+        is_last=True,
+        options=StreamOptions(**parameters),
+        wants_result=True,
     )
     (result,) = engine.process([chunk])
     return check_document(result.document)

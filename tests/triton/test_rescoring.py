@@ -10,6 +10,8 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR, LiveServer
@@ -25,7 +27,7 @@ PIECE = 8000
 
 @pytest.fixture(scope="module", name="engine")
 def _engine() -> Engine:
-    return Engine.load(DEMO_DIR, ServingConfig(), device="cpu")
+    return load_engine(DEMO_DIR, ServingConfig(), device="cpu")
 
 
 @pytest.fixture(scope="module", name="disputed")
@@ -41,7 +43,11 @@ def _disputed(engine: Engine, recordings: list[Pcm16]) -> Pcm16:
 def local_text(engine: Engine, samples: Pcm16, parameters: dict[str, Any]) -> str:
     samples_S = samples.astype(np.float32) / np.float32(32768)
     (result,) = engine.process(
-        [AudioChunk("a", samples_S, is_first=True, is_last=True, parameters=parameters)]
+        [
+            AudioChunk(
+                "a", samples_S, is_first=True, is_last=True, options=StreamOptions(**parameters)
+            )
+        ]
     )
     assert result.error is None
     return result.text

@@ -29,9 +29,9 @@ class TritonPythonModel(probed_model.TritonPythonModel):
         super().initialize(args)
         engine = self._model._engine
         self._close_stream = engine.streams.close
-        self._right_texts = engine._results.texts
+        self._right_texts = engine.parts.results.texts
         engine.streams.close = self._forget_to_close
-        engine._results.texts = self._wrong_texts
+        engine.parts.results.texts = self._wrong_texts
 
     def execute(self, requests: list[Any]) -> list[Any]:
         answers = super().execute(requests)
@@ -63,7 +63,7 @@ class TritonPythonModel(probed_model.TritonPythonModel):
             self._kept.append(request.get_response_sender())
 
     def _forget_to_close(self, stream: Stream) -> None:
-        if not self._has_begun or stream.generation % _EVERY_NTH_STREAM_STAYS:
+        if not self._has_begun or stream.slot % _EVERY_NTH_STREAM_STAYS:
             self._close_stream(stream)
 
     def _wrong_texts(self, streams: Sequence[Stream]) -> list[str]:
@@ -71,7 +71,7 @@ class TritonPythonModel(probed_model.TritonPythonModel):
         if not self._has_begun:
             return texts
         return [
-            text if stream.generation % _EVERY_NTH_STREAM_IS_WRONG else text + " NOT"
+            text if stream.slot % _EVERY_NTH_STREAM_IS_WRONG else text + " NOT"
             for stream, text in zip(streams, texts, strict=True)
         ]
 

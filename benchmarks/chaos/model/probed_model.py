@@ -17,7 +17,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.triton_backend.model import Periodic, TritonModel
+from oasr_backend.triton_backend.periodic import Periodic
+from oasr_backend.triton_backend.service import StreamingService
 from oasr_backend.types import AudioChunk, Samples
 
 _INTERVAL_S = 0.5
@@ -58,8 +59,8 @@ def _reach_widths(engine: Engine, num_widths: int) -> None:
     The libraries below PyTorch keep what they prepare for a width: memory that is no leak.
     """
     ids = [f"width {number}" for number in range(1, num_widths + 1)]
-    silence_S = np.zeros(engine.geometry.window_samples, np.float32)
-    stride_S = silence_S[: engine.geometry.stride_samples]
+    silence_S = np.zeros(engine.parts.geometry.window_samples, np.float32)
+    stride_S = silence_S[: engine.parts.geometry.stride_samples]
     _speak(engine, ids, silence_S, is_first=True)
     for width in [num_widths] * _HISTORY_STEPS + list(range(1, num_widths + 1)):
         _speak(engine, ids[:width], stride_S)
@@ -82,7 +83,7 @@ _PROBES = {
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = TritonModel(args)
+        self._model = StreamingService(args)
         _reach_widths(self._model._engine, int(os.environ.get(_REACH_WIDTHS, "0")))
         self._families = [
             pb_utils.MetricFamily(name=name, description=name, kind=pb_utils.MetricFamily.GAUGE)

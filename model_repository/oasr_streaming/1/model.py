@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from oasr_backend.triton_backend.model import TritonModel
+from oasr_backend.triton_backend.service import Service, StreamingService
 
 
 class TritonPythonModel:
     """The class that Triton's Python backend looks for."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        self._model = TritonModel(args)
+        self._model: Service = StreamingService(args)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return self._model.execute(requests)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray
 
 
 class ChunkScorer(Protocol):

@@ -1,8 +1,8 @@
 """The context graphs of many streams behind one batched look-up.
 
 A stream's row names a graph; streams with equal phrases share it. The tables of all graphs in use
-lie one behind the other on the device and are put together anew when one comes; those of graphs
-that nobody uses any more go on that occasion.
+lie one behind the other on the device and are put together anew when one comes; the tables of
+graphs that no stream uses any more go on that occasion.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray, doubled, more_rows
 from oasr_backend.decoders.bias.context_graph import ContextGraph
+from oasr_backend.device import to_device
 
 
 class _Tables(NamedTuple):
@@ -46,6 +47,8 @@ class HotwordScorer:
         self._uses: Counter[Hashable] = Counter()
         self._key_of_row: dict[int, Hashable] = {}
         self._place_of_key: dict[Hashable, int] = {}
+        # Where each row's graph is in the tables, as long as there are tables.
+        self._place_R: IntArray = np.zeros(0, dtype=np.int64)
         self._tables: _Tables | None = None
 
     @property
@@ -53,9 +56,10 @@ class HotwordScorer:
         """Those that streams use now."""
         return sum(count > 0 for count in self._uses.values())
 
-    def graph(self, key: Hashable) -> ContextGraph | None:
-        """The graph of equal phrases, if one is at hand."""
-        return self._graphs.get(key)
+    @property
+    def rows(self) -> set[int]:
+        """Those that have a graph."""
+        return set(self._key_of_row)
 
     def assign(self, rows: Sequence[int], key: Hashable, graph: ContextGraph) -> None:
         """These rows follow the graph until they are released; equal keys mean equal graphs."""
@@ -63,8 +67,13 @@ class HotwordScorer:
             self._graphs = {k: g for k, g in self._graphs.items() if self._uses[k] > 0}
             self._graphs[key] = graph
             self._tables = None
+        self._place_R = more_rows(
+            self._place_R, doubled(len(self._place_R), row=max(rows, default=-1))
+        )
         for row in rows:
             self._key_of_row[row] = key
+            if self._tables is not None:
+                self._place_R[row] = self._place_of_key[key]
         self._uses[key] += len(rows)
 
     def release(self, rows: Sequence[int]) -> None:
@@ -76,18 +85,22 @@ class HotwordScorer:
 
     def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> _ChunkHotwords:
         tables = self._tables if self._tables is not None else self._rebuilt()
-        places = [self._place_of_key[self._key_of_row[row]] for row in rows.tolist()]
-        place_N = torch.tensor(places, device=self._device)
+        place_N = to_device(self._place_R[rows], self._device)
         return _ChunkHotwords(tables, place_N, id_TNC.clamp(min=0), self._starts_word_V)
 
     def check_integrity(self) -> None:
         """Every row has a graph, and graphs count their rows."""
         assert Counter(self._key_of_row.values()) == self._uses, "a graph counts a row wrongly"
         assert set(self._uses) <= set(self._graphs), "a graph in use is gone"
+        if self._tables is not None:
+            for row, key in self._key_of_row.items():
+                assert self._place_R[row] == self._place_of_key[key], "a row follows another graph"
 
     def _rebuilt(self) -> _Tables:
         graphs = list(self._graphs.values())
         self._place_of_key = {key: place for place, key in enumerate(self._graphs)}
+        for row, key in self._key_of_row.items():
+            self._place_R[row] = self._place_of_key[key]
         self._tables = _Tables(
             class_GV=self._put(np.stack([graph.class_V for graph in graphs])),
             next_X=self._put(np.concatenate([graph.next_SK.ravel() for graph in graphs])),

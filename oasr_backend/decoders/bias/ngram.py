@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.bias.ngram_tables import NgramModel
 from oasr_backend.types import Hypothesis
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray
 
 FloatTable = npt.NDArray[np.float32]
 StateTable = npt.NDArray[np.int32]

@@ -9,12 +9,13 @@ blocks instead: the work per chunk does not grow with the age of a stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from oasr_backend.decoders.base import ChunkRows, IntArray
+from oasr_backend.decoders.arrays import IntArray, more_rows
+from oasr_backend.decoders.chunk import ChunkRows
 from oasr_backend.decoders.prefix_beam.past import (
     PREVIOUS_LOG_PROB,
     TIME,
@@ -25,8 +26,6 @@ from oasr_backend.decoders.prefix_beam.past import (
 )
 from oasr_backend.decoders.prefix_beam.trace import ChunkTrace, FloatArray, Int32Array
 from oasr_backend.types import Hypothesis
-
-ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _FIRST_WINDOW = 32
 _BLOCK = 32
@@ -59,14 +58,13 @@ class BeamHistory:
         return self._window_3RSL.shape[3]
 
     def grow(self, num_rows: int) -> None:
-        added = num_rows - len(self._pasts)
-        self._window_3RSL = _more_rows(self._window_3RSL, added, axis=1)
-        self._length_RS = _more_rows(self._length_RS, added)
-        self._peak_RS = _more_rows(self._peak_RS, added)
-        self._best_state_RB = _more_rows(self._best_state_RB, added)
-        self._score_RB = _more_rows(self._score_RB, added)
-        self._past_state_RS = _more_rows(self._past_state_RS, added)
-        self._pasts.extend(Past() for _ in range(added))
+        self._window_3RSL = more_rows(self._window_3RSL, num_rows, axis=1)
+        self._length_RS = more_rows(self._length_RS, num_rows)
+        self._peak_RS = more_rows(self._peak_RS, num_rows)
+        self._best_state_RB = more_rows(self._best_state_RB, num_rows)
+        self._score_RB = more_rows(self._score_RB, num_rows)
+        self._past_state_RS = more_rows(self._past_state_RS, num_rows)
+        self._pasts.extend(Past() for _ in range(num_rows - len(self._pasts)))
 
     def reset_rows(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -218,12 +216,6 @@ def _flat_states(state_TNS: IntArray) -> IntArray:
     """State numbers as indices into the flattened (N, S)."""
     _, rows, states = state_TNS.shape
     return state_TNS + np.arange(0, rows * states, states)[:, None]
-
-
-def _more_rows(values: npt.NDArray[ScalarT], added: int, *, axis: int = 0) -> npt.NDArray[ScalarT]:
-    shape = list(values.shape)
-    shape[axis] = added
-    return np.concatenate((values, np.zeros(shape, dtype=values.dtype)), axis=axis)
 
 
 def _num_shared(

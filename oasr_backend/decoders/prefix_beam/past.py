@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray
 
 Entries = npt.NDArray[np.int32]  # (3, ..., L)
 TOKEN, TIME, PREVIOUS_LOG_PROB = range(3)

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from oasr_backend.decoders.base import ChunkRows, Finish, Tail
-from oasr_backend.decoders.bias.base import ChunkBias, PrefixScorer
-from oasr_backend.decoders.config import GpuDecoderConfig
+from oasr_backend.decoders.bias.base import ChunkBias
+from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.prefix_beam.frame import (
     LOG_ZERO,
     NO_TOKEN,
@@ -37,6 +36,8 @@ from oasr_backend.decoders.prefix_beam.frame import (
 from oasr_backend.decoders.prefix_beam.history import BeamHistory
 from oasr_backend.decoders.prefix_beam.trace import ChunkTrace, pack_chunk
 from oasr_backend.decoders.readback import begin_copy
+from oasr_backend.decoders.settings import SearchSettings
+from oasr_backend.errors import StreamStateError
 from oasr_backend.types import Hypothesis
 
 _TOKEN_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -69,13 +70,13 @@ class ChunkCandidates(NamedTuple):
         )
 
 
-def select_candidates(log_probs_NTV: torch.Tensor, config: GpuDecoderConfig) -> ChunkCandidates:
+def select_candidates(log_probs_NTV: torch.Tensor, settings: SearchSettings) -> ChunkCandidates:
     """One top-k for the whole chunk. Equal log-probs rank as torch.topk ranks them."""
-    width = min(config.token_candidates, log_probs_NTV.shape[2])
+    width = min(settings.token_candidates, log_probs_NTV.shape[2])
     best_NTW, id_NTW = log_probs_NTV.float().topk(width, dim=-1)
     best_TNW = best_NTW.transpose(0, 1).double()
     id_TNW = id_NTW.transpose(0, 1)
-    is_blank_TNW = id_TNW == config.blank_id
+    is_blank_TNW = id_TNW == settings.blank_id
     extend_TNW = best_TNW.masked_fill(is_blank_TNW, LOG_ZERO)
     id_TNC = F.pad(id_TNW, (1, 0), value=NO_TOKEN)
     return ChunkCandidates(
@@ -83,15 +84,15 @@ def select_candidates(log_probs_NTV: torch.Tensor, config: GpuDecoderConfig) -> 
         hash_TNC=_token_hash(id_TNC),
         extend_TNC=F.pad(extend_TNW, (1, 0), value=LOG_ZERO),
         blank_TN=best_TNW.masked_fill(~is_blank_TNW, LOG_ZERO).amax(-1),
-        skip_TN=_frames_to_skip(log_probs_NTV, config),
+        skip_TN=_frames_to_skip(log_probs_NTV, settings),
     )
 
 
-def _frames_to_skip(log_probs_NTV: torch.Tensor, config: GpuDecoderConfig) -> torch.Tensor | None:
-    if config.blank_threshold == 1.0:
+def _frames_to_skip(log_probs_NTV: torch.Tensor, settings: SearchSettings) -> torch.Tensor | None:
+    if settings.blank_threshold == 1.0:
         return None
-    blank_TN = log_probs_NTV[:, :, config.blank_id].float().transpose(0, 1)
-    return blank_TN.exp() > config.blank_threshold
+    blank_TN = log_probs_NTV[:, :, settings.blank_id].float().transpose(0, 1)
+    return blank_TN.exp() > settings.blank_threshold
 
 
 def _token_hash(id_TNC: torch.Tensor) -> torch.Tensor:
@@ -136,26 +137,21 @@ def _scores(beams: Beams, bias: ChunkBias | None) -> torch.Tensor:
 
 
 class PrefixBeamSearch:
-    """Implements CtcSearch. Scores and hashes stay on the device, tokens and times on the host.
+    """Implements Search. Scores and hashes stay on the device, tokens and times on the host.
 
     A token's log-prob is the best one over the frames that the best alignment gives it. The score
     of a hypothesis is the log-prob of its tokens, summed over the alignments that were kept, and
     what the scorers give to it.
     """
 
-    def __init__(
-        self,
-        config: GpuDecoderConfig,
-        device: torch.device,
-        scorers: Sequence[PrefixScorer] = (),
-    ) -> None:
-        self._config = config
-        self._device = device
-        self._scorers = scorers
-        fresh = fresh_beams(config.beam_size, [scorer.initial_state for scorer in scorers])
-        self._fresh = Beams(*(x.to(device) for x in fresh))
+    def __init__(self, settings: SearchSettings) -> None:
+        self._settings = settings
+        self._device = settings.device
+        self._scorers = settings.scorers
+        fresh = fresh_beams(settings.beam_size, [one.initial_state for one in self._scorers])
+        self._fresh = Beams(*(x.to(self._device) for x in fresh))
         self._pool = self._fresh.rows(0, 0)
-        self._history = BeamHistory(config.beam_size)
+        self._history = BeamHistory(settings.beam_size)
 
     @torch.inference_mode()
     def grow(self, num_rows: int) -> None:
@@ -172,8 +168,9 @@ class PrefixBeamSearch:
         self._history.reset_rows(rows)
 
     @torch.inference_mode()
-    def begin(self, log_probs_NTV: torch.Tensor, chunk: ChunkRows) -> Finish:
-        candidates = select_candidates(log_probs_NTV, self._config)
+    def begin(self, frames_NTX: torch.Tensor, chunk: ChunkRows) -> Finish:
+        log_probs_NTV = self._log_probs(frames_NTX)
+        candidates = select_candidates(log_probs_NTV, self._settings)
         order = np.argsort(-chunk.num_frames, kind="stable")[: np.count_nonzero(chunk.num_frames)]
         if not np.array_equal(order, np.arange(log_probs_NTV.shape[0])):
             candidates = candidates.take_rows(self._to_device(order))
@@ -199,6 +196,17 @@ class PrefixBeamSearch:
             self._history.extend(trace.ranked() if bias else trace, chunk)
 
         return take_in
+
+    def _log_probs(self, frames_NTX: torch.Tensor) -> torch.Tensor:
+        """Raises StreamStateError for frames on a device of another type than the beams."""
+        if frames_NTX.device.type != self._device.type:
+            raise StreamStateError(
+                f"log-probs are on {frames_NTX.device}, the decoder's states on {self._device}; "
+                "make the decoder with device= that of the log-probs"
+            )
+        if self._settings.takes_log_probs:
+            return frames_NTX
+        return frames_NTX.float().log_softmax(dim=-1)
 
     def _to_device(self, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
         return torch.from_numpy(indices).to(self._device, non_blocking=True)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from oasr_backend.decoders.base import IntArray
+from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.prefix_beam.frame import LOG_ZERO, NO_TOKEN, Beams, FrameRecord
 
 Int32Array = npt.NDArray[np.int32]

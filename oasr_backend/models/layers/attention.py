@@ -27,8 +27,9 @@ class RelPositionAttention(nn.Module):
         self.bias_v_HC = nn.Parameter(torch.zeros(num_heads, head_dim))
         self.project_position = nn.Linear(model_dim, num_heads * head_dim, bias=False)
         # p_j and v . p_j of every position: see `tabulate_positions`.
-        self.register_buffer("position_PHC", torch.zeros(1, num_heads, head_dim))
-        self.register_buffer("position_bias_PH", torch.zeros(1, num_heads))
+        # They follow from the weights, so that no checkpoint holds them.
+        self.register_buffer("position_PHC", torch.zeros(1, num_heads, head_dim), persistent=False)
+        self.register_buffer("position_bias_PH", torch.zeros(1, num_heads), persistent=False)
 
     def tabulate_positions(self, sinusoid_PD: Tensor) -> None:
         """Projects positions 0 .. P-1 once, so that a step only looks rows up."""

@@ -1,14 +1,8 @@
-"""Reads `final.pt`, however training wrapped it: a state dict's tensors under WeNet's own names.
-
-Nothing that is pickled in a file ever runs: PyTorch's restricted reader refuses what is no data.
-"""
+"""Reads `final.pt`, however training wrapped it: a state dict's tensors under WeNet's own names."""
 
 from __future__ import annotations
 
 import logging
-import re
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints.files import check_kind
-from oasr_backend.checkpoints.pickled import imported_names
+from oasr_backend.checkpoints.torch_file import load_torch_file
 from oasr_backend.checkpoints.weights import Weights
 from oasr_backend.errors import CheckpointError
 
@@ -31,95 +24,21 @@ _PREFIXES = ("module.", "model.", "_orig_mod.")
 _ANCHOR = "ctc.ctc_lo.weight"
 #: How the names of every model's tensors begin.
 _OF_MODEL = ("encoder.", "ctc.", "decoder.")
-_ZIP_SIGN = b"PK\x03\x04"
-#: A pickle of protocol 2 or later: how PyTorch began its files before 1.6.
-_PICKLE_SIGN = b"\x80"
-#: PyTorch's word for what a pickle wants to import.
-_GLOBAL = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")
-#: Where that comes from which a pickled state dict of tensors imports.
-_OF_STATE_DICTS = ("torch.", "collections.")
-_SAVE_AGAIN = "save the tensors alone where it was made: torch.save(model.state_dict(), 'final.pt')"
-_BLOCK_BYTES = 1 << 20
 
 
-def read_weights(path: Path) -> Weights:
+def read_weights(path: Path, *, described_by: Path) -> Weights:
     """The tensors of `path`, unwrapped, with one log line where there was something to unwrap.
+
+    `described_by` is the train.yaml beside it.
 
     Raises CheckpointError that says what the file is when it is no state dict.
     """
-    check_kind(path)
-    state, keys, beside = _unwrapped(_load(path), path)
+    state, keys, beside = _unwrapped(load_torch_file(path), path)
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     prefix = _prefix(tensors, path)
     _log_unwrapping(path, keys, beside, prefix, tensors)
-    return Weights(_without_prefix(tensors, prefix, path), path, prefix=prefix)
-
-
-def _load(path: Path) -> Any:
-    _check_archive(path)
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(_why_unreadable(path, error)) from error
-
-
-def _check_archive(path: Path) -> None:
-    """Raises CheckpointError for an archive that is cut or holds a program beside its tensors."""
-    with path.open("rb") as file:
-        is_archive = file.read(len(_ZIP_SIGN)) == _ZIP_SIGN
-    if not is_archive:
-        return
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-            damaged = _damaged_member(archive)
-    except zipfile.BadZipFile as error:
-        raise CheckpointError(
-            f"{path} ({path.stat().st_size} bytes) is truncated: the end of its archive is "
-            "missing; copy it again"
-        ) from error
-    if any(name.endswith("/constants.pkl") for name in names):
-        raise CheckpointError(
-            f"{path} is a TorchScript archive, a program with its weights; give the final.pt that "
-            "it was exported from"
-        )
-    if damaged:
-        raise CheckpointError(
-            f"{path} is damaged: its member {damaged} differs from its checksum; copy it again"
-        )
-
-
-def _damaged_member(archive: zipfile.ZipFile) -> str | None:
-    """The first member that is not what was written. A checksum of 0 says that none was made."""
-    for member in archive.infolist():
-        try:
-            with archive.open(member) as content:
-                while member.CRC and content.read(_BLOCK_BYTES):
-                    pass
-        except (EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
-            return member.filename
-    return None
-
-
-def _why_unreadable(path: Path, error: Exception) -> str:
-    found, names = _GLOBAL.search(str(error)), imported_names(path)
-    foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS)]
-    if found or foreign:
-        return (
-            f"{path} pickles {found[1] if found else foreign[0]}, which is no tensor and is not "
-            f"run; {_SAVE_AGAIN}"
-        )
-    if names and "Unsupported operand" in str(error):
-        return f"{path} is pickled in another way than torch.save does by default; {_SAVE_AGAIN}"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        is_pickle = file.read(1) == _PICKLE_SIGN
-    if is_pickle and isinstance(error, (EOFError, RuntimeError)):
-        return f"{path} ({size} bytes) is truncated: its data end too early; copy it again"
-    return (
-        f"cannot read {path} ({size} bytes): it is damaged, incomplete or no "
-        "PyTorch state dict; copy it again"
-    )
+    bare = _without_prefix(tensors, prefix, path)
+    return Weights(bare, path, described_by=described_by, prefix=prefix)
 
 
 def _unwrapped(loaded: Any, path: Path) -> tuple[Mapping[str, Any], list[str], list[str]]:

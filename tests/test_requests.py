@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oasr_backend.streaming.turns import Turn, TurnQueues
+from oasr_backend.streaming.requests import Pending, RequestQueues
 from tests.engine_helpers import (
     ask,
     ask_one,
@@ -54,7 +54,7 @@ def test_an_end_and_the_next_start_share_a_list_in_either_order(is_start_first: 
     assert started.error is None
     final = ask_one(engine, 1, noise(2)[20000:], flags="E")
     assert final.text == text_alone(noise(2))
-    assert engine.metrics.conflicts == 0
+    assert engine.parts.metrics.conflicts == 0
     assert_all_is_free(engine)
 
 
@@ -98,8 +98,8 @@ def test_who_waits_behind_a_long_chunk_comes_after_it() -> None:
 
 
 def test_the_queue_of_an_id_is_served_one_by_one() -> None:
-    queues = TurnQueues()
-    first, second, other = (Turn(chunk(name)) for name in ("a", "a", "b"))
+    queues = RequestQueues()
+    first, second, other = (Pending(chunk(name)) for name in ("a", "a", "b"))
     assert queues.push(first)
     assert not queues.push(second)
     assert queues.push(other)
@@ -113,13 +113,13 @@ def test_the_queue_of_an_id_is_served_one_by_one() -> None:
 
 
 def test_streams_that_were_stepped_go_to_the_back() -> None:
-    queues, engine = TurnQueues(), golden_engine()
-    turns = {name: Turn(chunk(name)) for name in "abc"}
-    for turn in turns.values():
-        queues.push(turn)
+    queues, engine = RequestQueues(), golden_engine()
+    requests = {name: Pending(chunk(name)) for name in "abc"}
+    for pending in requests.values():
+        queues.push(pending)
     ask(engine, chunk("a", flags="S"), chunk("b", flags="S"))
     queues.stepped([engine.streams.get("a", now_s=0.0)])
-    assert queues.heads() == [turns["b"], turns["c"], turns["a"]]
+    assert queues.heads() == [requests["b"], requests["c"], requests["a"]]
     queues.clear()
     assert len(queues) == 0
     queues.stepped([engine.streams.get("b", now_s=0.0)])

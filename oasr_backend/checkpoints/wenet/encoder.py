@@ -16,7 +16,7 @@ def load_encoder(config: ConformerConfig, weights: Weights) -> ConformerEncoder:
     """Raises CheckpointError naming a tensor that is missing or of another shape."""
     encoder = ConformerEncoder(config)
     try:
-        load_strictly(encoder, _renamed(weights, config), weights.path)
+        load_strictly(encoder, _renamed(weights, config), weights)
     except (IndexError, RuntimeError) as error:
         raise CheckpointError(
             f"{weights.path} does not fit its train.yaml: {error}; take both from one training"

@@ -28,16 +28,15 @@ _ONLY: dict[str, Any] = {
     "use_cnn_module": True,
     "final_norm": True,
     "conv_inner_factor": 2,
-    "static_chunk_size": 0,
-    "use_dynamic_chunk": True,
     "global_cmvn": None,
 }
 #: Values that WeNet assumes when such an option is not written down.
-_WENET_DEFAULT: dict[str, Any] = {"causal": False, "use_dynamic_chunk": False}
+_WENET_DEFAULT: dict[str, Any] = {"causal": False}
 _FREE = {
     "output_size", "attention_heads", "linear_units", "num_blocks", "input_layer",
     "activation_type", "macaron_style", "cnn_module_kernel", "cnn_module_norm", "norm_eps",
-    "n_kv_head", "head_dim", "positionwise_conv_kernel_size",
+    "n_kv_head", "head_dim", "positionwise_conv_kernel_size", "static_chunk_size",
+    "use_dynamic_chunk",
 }  # fmt: skip
 #: They matter to training only, or say which biases exist: `wenet_biases` reads those.
 _IGNORED = {
@@ -96,7 +95,23 @@ def conformer_config(config: Mapping[str, Any]) -> ConformerConfig:
         macaron=bool(options.get("macaron_style", True)),
         conv_layer_norm=options.get("cnn_module_norm", "batch_norm") == "layer_norm",
         norm_eps=_positive("encoder_conf.norm_eps", options.get("norm_eps", 1e-5)),
+        chunk_sizes=_chunk_sizes(options),
     )
+
+
+def _chunk_sizes(options: Mapping[str, Any]) -> tuple[int, ...]:
+    """Chunk sizes that the encoder was trained with: any after dynamic training, else the one.
+
+    Raises CheckpointError for training on whole utterances, or on both at once.
+    """
+    static, dynamic = options.get("static_chunk_size", 0), options.get("use_dynamic_chunk", False)
+    if dynamic is True and static == 0:
+        return ()
+    if dynamic is True:
+        raise _refuse("encoder_conf.static_chunk_size", static, "0 beside use_dynamic_chunk=True")
+    if dynamic is not False or static in (0, None):
+        raise _refuse("encoder_conf.use_dynamic_chunk", dynamic, "True, or a static_chunk_size")
+    return (_whole_number("encoder_conf.static_chunk_size", static),)
 
 
 def fbank_config(config: Mapping[str, Any]) -> FbankConfig:
@@ -192,7 +207,7 @@ def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
         served = f"{_MAX_FRAME_MS} or less"
         raise _refuse("dataset_conf.fbank_conf.frame_length", fbank["frame_length"], served)
     if shift_ms > length_ms:
-        # Windows overlap: samples between two frames belong to nobody.
+        # Samples between two frames would be heard by none.
         served = f"{length_ms:g} or less, the frame_length"
         raise _refuse("dataset_conf.fbank_conf.frame_shift", fbank.get("frame_shift", 10), served)
     return length_ms, shift_ms

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from oasr_backend.checkpoints.files import check_kind
-from oasr_backend.checkpoints.wenet_config import section
+from oasr_backend.checkpoints.wenet.config import section
 from oasr_backend.errors import CheckpointError
 from oasr_backend.text.tokenizer import UnitTokenizer, load_tokenizer
 
@@ -20,7 +20,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "num_languages": (1, None),
     "seg_dict_path": (None,),
 }
-#: `units.txt` is the symbol table whatever its path was, and how training texts were split is over.
+#: The symbol table is `units.txt` wherever training had it, and no text is split any more.
 _FREE = {
     "bpe_path", "non_lang_syms_path", "special_tokens", "split_with_space", "symbol_table_path",
     "unk",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from oasr_backend.checkpoints.files import existing
 from oasr_backend.checkpoints.weights import Weights
-from oasr_backend.checkpoints.wenet_config import section
+from oasr_backend.checkpoints.wenet.config import section
+from oasr_backend.checkpoints.wenet.files import needed
 from oasr_backend.errors import CheckpointError
 from oasr_backend.features import GlobalCmvn, load_cmvn
 
@@ -22,38 +23,48 @@ _NAME = "encoder.global_cmvn"
 _ROUNDING = 1e-4
 
 
-def choose_cmvn(
-    directory: Path, config: Mapping[str, Any], weights: Weights, *, num_bins: int
-) -> GlobalCmvn | None:
+@dataclass(frozen=True)
+class CmvnFile:
+    path: Path
+    statistics: GlobalCmvn
+
+
+def read_cmvn(directory: Path, config: Mapping[str, Any], *, num_bins: int) -> CmvnFile | None:
+    """The statistics of the file that train.yaml names; None where it names none.
+
+    Raises CheckpointError for a file that is missing, or statistics of another number of bins.
+    """
+    name = (section(config, "cmvn_conf") or config).get("cmvn_file")
+    if name is None:
+        return None
+    # Training machines write absolute paths; the file travels beside the weights.
+    path = needed(directory, Path(str(name)).name)
+    return CmvnFile(path, load_cmvn(path, num_bins=num_bins))
+
+
+def choose_cmvn(file: CmvnFile | None, weights: Weights, *, num_bins: int) -> GlobalCmvn | None:
     """The file's, which has all digits, unless the weights' own differ: then those, as in WeNet.
 
-    None where there is neither. Logs a warning where the two differ. Raises CheckpointError for
-    statistics of another number of bins.
+    A copy; None where there is neither. Logs a warning where the two differ. Raises CheckpointError
+    for statistics of another number of bins.
     """
-    path = _path(directory, config)
-    of_file = load_cmvn(path, num_bins=num_bins) if path else None
+    of_file = GlobalCmvn(file.statistics.mean, file.statistics.istd) if file else None
     if f"{_NAME}.mean" not in weights and f"{_NAME}.istd" not in weights:
         return of_file
     trained = _of_weights(weights, num_bins)
-    if of_file is None:
+    if file is None or of_file is None:
         return trained
     difference = _difference(of_file, trained, weights)
     if not difference:
         return of_file
     logger.warning(
         "event=cmvn_differs %s and %s.* of %s differ (%s); those of the weights are served",
-        path,
+        file.path,
         weights.name_in_file(_NAME),
         weights.path,
         difference,
     )
     return trained
-
-
-def _path(directory: Path, config: Mapping[str, Any]) -> Path | None:
-    name = (section(config, "cmvn_conf") or config).get("cmvn_file")
-    # Training machines write absolute paths; the file travels beside the weights.
-    return None if name is None else existing(directory, Path(str(name)).name)
 
 
 def _of_weights(weights: Weights, num_bins: int) -> GlobalCmvn:

@@ -33,9 +33,9 @@ def is_ignored(name: str, *, but: str = "") -> bool:
 
 
 def account_for_rest(weights: Weights) -> None:
-    """Logs in one line what nobody took and the list allows.
+    """Logs in one line what is not taken and the list allows.
 
-    Raises CheckpointError naming the first tensor that nobody took and the list does not allow.
+    Raises CheckpointError naming the first tensor that is neither taken nor on the list.
     """
     strays = [weights.name_in_file(name) for name in weights.left if not is_ignored(name)]
     if strays:

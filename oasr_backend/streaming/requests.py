@@ -12,7 +12,7 @@ from oasr_backend.types import AudioChunk, ChunkResult, StreamId
 
 
 @dataclass(slots=True)
-class Turn:
+class Pending:
     """One request and its answer, once there is one; `stream` is whose audio it brought."""
 
     request: AudioChunk
@@ -23,8 +23,14 @@ class Turn:
     def is_done(self) -> bool:
         return self.result is not None
 
+    @property
+    def needs_step(self) -> bool:
+        """Whether its stream has a window left to decode."""
+        stream = self.stream
+        return stream is not None and self.result is None and stream.has_ready_window
 
-class TurnQueues:
+
+class RequestQueues:
     """A queue per stream id. Its head is being served; the others wait for the head's answer.
 
     The heads are kept in the order in which their streams were last stepped, so that when more are
@@ -32,22 +38,22 @@ class TurnQueues:
     """
 
     def __init__(self) -> None:
-        self._heads: OrderedDict[StreamId, Turn] = OrderedDict()
-        self._waiting: dict[StreamId, deque[Turn]] = {}
+        self._heads: OrderedDict[StreamId, Pending] = OrderedDict()
+        self._waiting: dict[StreamId, deque[Pending]] = {}
 
     def __len__(self) -> int:
         return len(self._heads) + sum(map(len, self._waiting.values()))
 
-    def push(self, turn: Turn) -> bool:
-        """Whether the turn is its stream's head now."""
-        stream_id = turn.request.stream_id
+    def push(self, pending: Pending) -> bool:
+        """Whether the request is its stream's head now."""
+        stream_id = pending.request.stream_id
         if stream_id in self._heads:
-            self._waiting.setdefault(stream_id, deque()).append(turn)
+            self._waiting.setdefault(stream_id, deque()).append(pending)
             return False
-        self._heads[stream_id] = turn
+        self._heads[stream_id] = pending
         return True
 
-    def pop(self, stream_ids: Sequence[StreamId]) -> list[Turn]:
+    def pop(self, stream_ids: Sequence[StreamId]) -> list[Pending]:
         """Removes the heads of these streams; returns those that take their places."""
         following = []
         for stream_id in stream_ids:
@@ -61,14 +67,18 @@ class TurnQueues:
             following.append(head)
         return following
 
-    def head(self, stream_id: StreamId) -> Turn:
+    def head(self, stream_id: StreamId) -> Pending:
         return self._heads[stream_id]
 
-    def heads(self) -> list[Turn]:
+    def heads(self) -> list[Pending]:
         return list(self._heads.values())
 
-    def all(self) -> list[Turn]:
-        """The heads, then whoever waits."""
+    def streams(self) -> list[Stream]:
+        """The streams of the heads, the longest-waiting first."""
+        return [head.stream for head in self._heads.values() if head.stream is not None]
+
+    def all(self) -> list[Pending]:
+        """The heads, then those that wait."""
         return [*self._heads.values(), *chain.from_iterable(self._waiting.values())]
 
     def stepped(self, streams: Sequence[Stream]) -> None:

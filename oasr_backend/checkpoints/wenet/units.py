@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oasr_backend.checkpoints.files import existing
-from oasr_backend.checkpoints.weights import Weights
-from oasr_backend.checkpoints.wenet_config import section
-from oasr_backend.checkpoints.wenet_tokenizer import read_tokenizer
+from oasr_backend.checkpoints.wenet.config import section
+from oasr_backend.checkpoints.wenet.files import UNITS, needed
+from oasr_backend.checkpoints.wenet.tokenizer import read_tokenizer
 from oasr_backend.errors import CheckpointError
 from oasr_backend.text.tokenizer import Tokenizer
 
 _BLANK = "<blank>"
 
 
-def load_units(
-    directory: Path, config: Mapping[str, Any], weights: Weights, *, vocab_size: int
-) -> Tokenizer:
-    """Raises CheckpointError unless `units.txt` has a unit for each output of the CTC head."""
-    path = existing(directory, "units.txt")
+@dataclass(frozen=True)
+class Units:
+    """`path` is the file of units."""
+
+    path: Path
+    tokenizer: Tokenizer
+    blank_id: int
+
+
+def read_units(directory: Path, config: Mapping[str, Any]) -> Units:
+    """`config` is train.yaml. Raises CheckpointError for units that cannot be read or served."""
+    path = needed(directory, UNITS)
     tokenizer = read_tokenizer(path, config)
-    if tokenizer.vocab_size != vocab_size:
-        raise CheckpointError(
-            f"{path} names {tokenizer.vocab_size} units, but the CTC head of {weights.path} has "
-            f"{vocab_size} outputs; take both files from one training"
-        )
-    return tokenizer
+    return Units(path, tokenizer, _find_blank(path, config, tokenizer))
 
 
-def find_blank(directory: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int:
+def _find_blank(path: Path, config: Mapping[str, Any], tokenizer: Tokenizer) -> int:
     """The id of `<blank>` in units.txt; `ctc_blank_id` where there is no such unit.
 
     Raises CheckpointError where two ids differ, or there is none.
     """
-    path = directory / "units.txt"
     stated = section(config, "ctc_conf").get("ctc_blank_id")
     units = tokenizer.pieces(range(tokenizer.vocab_size))
     blanks = [number for number, unit in enumerate(units) if unit == _BLANK]

@@ -1,6 +1,6 @@
 """The attention decoder of a WeNet checkpoint, or why it cannot be used.
 
-Whatever is wrong with it, the encoder and its CTC head serve without it.
+A fault in it costs rescoring alone: the encoder and its CTC head serve without it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from oasr_backend.checkpoints.unused import is_ignored, unused
 from oasr_backend.checkpoints.weights import Tensors, Weights, copy_layer, load_strictly
-from oasr_backend.checkpoints.wenet_biases import supply_zero_biases
+from oasr_backend.checkpoints.wenet.biases import supply_zero_biases
+from oasr_backend.checkpoints.wenet.unused import is_ignored, unused
 from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.errors import CheckpointError
 from oasr_backend.models.attention_decoder import AttentionDecoder, AttentionDecoderConfig
@@ -135,7 +135,7 @@ def _direction(source: Weights, old: str, config: AttentionDecoderConfig) -> Att
     copy_layer(source, target, f"{old}.after_norm", "norm")
     copy_layer(source, target, f"{old}.output_layer", "output")
     decoder = AttentionDecoder(config)
-    load_strictly(decoder, target, source.path)
+    load_strictly(decoder, target, source)
     _check_all_used(source, f"{old}.")
     return decoder
 

@@ -1,0 +1,103 @@
+"""Reads files of `torch.save`, and says of others what they are.
+
+Nothing that is pickled in a file ever runs: PyTorch's restricted reader refuses what is no data.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from oasr_backend.checkpoints.files import check_kind
+from oasr_backend.checkpoints.pickled import imported_names
+from oasr_backend.errors import CheckpointError
+
+_ZIP_SIGN = b"PK\x03\x04"
+#: A pickle of protocol 2 or later: how PyTorch began its files before 1.6.
+_PICKLE_SIGN = b"\x80"
+#: PyTorch's word for what a pickle wants to import.
+_GLOBAL = re.compile(r"GLOBAL (\w+(?:\.\w+)+)")
+#: Where that comes from which a pickled state dict of tensors imports.
+_OF_STATE_DICTS = ("torch.", "collections.")
+_BLOCK_BYTES = 1 << 20
+
+
+def load_torch_file(path: Path) -> Any:
+    """What `torch.save` put into the file, on the CPU.
+
+    Raises CheckpointError that says what the file is when it cannot be read, or holds what is no
+    data.
+    """
+    check_kind(path)
+    _check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Raises CheckpointError for an archive that is cut or holds a program beside its tensors."""
+    with path.open("rb") as file:
+        is_archive = file.read(len(_ZIP_SIGN)) == _ZIP_SIGN
+    if not is_archive:
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            damaged = _damaged_member(archive)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) is truncated: the end of its archive is "
+            "missing; copy it again"
+        ) from error
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise CheckpointError(
+            f"{path} is a TorchScript archive, a program with its weights; give the state dict "
+            "that it was exported from"
+        )
+    if damaged:
+        raise CheckpointError(
+            f"{path} is damaged: its member {damaged} differs from its checksum; copy it again"
+        )
+
+
+def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+    """The first member that is not what was written. A checksum of 0 says that none was made."""
+    for member in archive.infolist():
+        try:
+            with archive.open(member) as content:
+                while member.CRC and content.read(_BLOCK_BYTES):
+                    pass
+        except (EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+            return member.filename
+    return None
+
+
+def _why_unreadable(path: Path, error: Exception) -> str:
+    save_again = (
+        f"save the tensors alone where it was made: torch.save(model.state_dict(), {path.name!r})"
+    )
+    found, names = _GLOBAL.search(str(error)), imported_names(path)
+    foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS)]
+    if found or foreign:
+        return (
+            f"{path} pickles {found[1] if found else foreign[0]}, which is no tensor and is not "
+            f"run; {save_again}"
+        )
+    if names and "Unsupported operand" in str(error):
+        return f"{path} is pickled in another way than torch.save does by default; {save_again}"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        is_pickle = file.read(1) == _PICKLE_SIGN
+    if is_pickle and isinstance(error, (EOFError, RuntimeError)):
+        return f"{path} ({size} bytes) is truncated: its data end too early; copy it again"
+    return (
+        f"cannot read {path} ({size} bytes): it is damaged, incomplete or no "
+        "PyTorch state dict; copy it again"
+    )

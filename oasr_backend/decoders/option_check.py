@@ -1,0 +1,78 @@
+"""Which options of a stream a search, the model and the server can honour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from oasr_backend.decoders.base import SearchKind
+from oasr_backend.decoders.bias.spelling import HotwordSpelling
+from oasr_backend.errors import InvalidRequestError, shown
+from oasr_backend.options import StreamOptions
+
+#: Options that only some searches honour, beside nbest.
+_OF_A_SEARCH = ("hotwords", "use_lm", "rescoring")
+
+
+class OptionCheck:
+    def __init__(
+        self,
+        searches: Mapping[str, SearchKind],
+        spelling: HotwordSpelling,
+        *,
+        has_lm: bool,
+        no_rescoring: str,
+    ) -> None:
+        """`no_rescoring` says why nothing can be rescored; empty where it can."""
+        self._searches = searches
+        self._spelling = spelling
+        self._has_lm = has_lm
+        self._no_rescoring = no_rescoring
+
+    def resolve(self, options: StreamOptions) -> StreamOptions:
+        """With the name of the first search, where the stream names none."""
+        if options.decoder:
+            return options
+        return replace(options, decoder=next(iter(self._searches)))
+
+    def check(self, options: StreamOptions) -> None:
+        """Raises InvalidRequestError naming the option, its value and what to send instead."""
+        options = self.resolve(options)
+        self._check_search(options)
+        if options.use_lm and not self._has_lm:
+            raise InvalidRequestError(
+                "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
+            )
+        if options.rescoring and self._no_rescoring:
+            raise InvalidRequestError(
+                f"rescoring: {self._no_rescoring}; leave rescoring out, or serve a checkpoint "
+                "whose attention decoder can be used"
+            )
+        if options.phrases:
+            self._spelling.graph(options)
+
+    def _check_search(self, options: StreamOptions) -> None:
+        if options.decoder not in self._searches:
+            raise InvalidRequestError(
+                f"decoder={shown(options.decoder)} is unknown; send one of "
+                f"{', '.join(self._searches)}"
+            )
+        search = self._searches[options.decoder]
+        most = search.most_hypotheses(options.beam_size)
+        if not 1 <= options.nbest <= most:
+            raise InvalidRequestError(
+                f"nbest={options.nbest} is outside 1 .. {most}, which {search.name} can keep; "
+                f"lower nbest{self._or_send('nbest', 'and a beam_size')}"
+            )
+        for name in _OF_A_SEARCH:
+            if getattr(options, name) and name not in search.honours:
+                raise InvalidRequestError(
+                    f"{name}={shown(getattr(options, name))} needs a search that weighs "
+                    f"alternatives, which {search.name} does not; leave {name} out"
+                    f"{self._or_send(name, 'too')}"
+                )
+
+    def _or_send(self, option: str, more: str) -> str:
+        """The other remedy, where there is one."""
+        names = [name for name, kind in self._searches.items() if option in kind.honours]
+        return f", or send decoder={' or '.join(names)} {more}" if names else ""

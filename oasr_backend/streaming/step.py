@@ -1,0 +1,189 @@
+"""One step: what goes to the device, in which parts, and whom a fault concerns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from oasr_backend.decoders.base import Finish
+from oasr_backend.errors import DeviceLostError, StepFailedError
+from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.streaming.batching import StepBatch, slots_of, split_step, stack_windows
+from oasr_backend.streaming.fair_lock import FairLock
+from oasr_backend.streaming.parts import EngineParts
+from oasr_backend.streaming.runner import EncoderRunner, is_device_lost
+from oasr_backend.streaming.streams import Stream
+
+logger = logging.getLogger(__name__)
+
+#: Windows that an END in whole chunks leaves behind the one that it fills: with tail padding, two.
+_LAST_WINDOWS = 2
+
+
+@dataclass
+class _Launched:
+    """Streams whose step the device works on; `finish` is None where that failed."""
+
+    streams: Sequence[Stream]
+    begin_s: float
+    finish: Finish | None = None
+
+
+class Stepper:
+    """Prepare, forward, commit, land. On a GPU one part's host work runs beside another's.
+
+    Takes place under the engine's lock, which is free while the model runs. A fault marks the
+    streams that took part and no others; their requests are the engine's.
+    """
+
+    def __init__(
+        self,
+        parts: EngineParts,
+        *,
+        lock: FairLock,
+        conclude: Callable[[Sequence[Stream]], None],
+    ) -> None:
+        """`conclude` is told which streams a part has advanced, while the next one runs."""
+        self.runner = parts.runner
+        self.lost: DeviceLostError | None = None
+        self._store, self._geometry = parts.store, parts.geometry
+        self._metrics = parts.metrics
+        self._lock = lock
+        self.conclude = conclude
+        self._slow_step_s = parts.config.step.debug_slow_step_ms / 1000
+        self._landed_s = 0.0
+        self._begin_s: float | None = None
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the step in progress began; 0 between two steps."""
+        begin_s = self._begin_s
+        return 0.0 if begin_s is None else time.monotonic() - begin_s
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """The time of a step, which `age_s` tells."""
+        self._begin_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._begin_s = None
+
+    def run(self, streams: Sequence[Stream]) -> None:
+        """One window of each stream, and all that is left of those that end."""
+        ahead: deque[_Launched] = deque()
+        try:
+            for part in self._parts(streams):
+                ahead.append(self._launch(part))
+                # Before the next part is made up: streams may fail as they land.
+                if len(ahead) == EncoderRunner.MOST_AHEAD:
+                    self._land(ahead.popleft())
+        finally:
+            self._land_all(ahead)
+
+    def without_full(self, streams: Sequence[Stream]) -> Sequence[Stream]:
+        """Unlimited history has a ceiling; a stream that reaches it ends with its text so far."""
+        if self._store.has_bounded_history or not streams:
+            return streams
+        is_full_B = self._store.at_capacity(slots_of(streams))
+        full = [one for one, is_full in zip(streams, is_full_B, strict=True) if is_full]
+        for stream in full:
+            stream.finish_reason = "length"
+            stream.audio.discard()
+        self.conclude(full)
+        return [stream for stream in streams if stream.has_ready_window]
+
+    @contextmanager
+    def failing(self, streams: Sequence[Stream]) -> Iterator[None]:
+        """What goes wrong inside ends these streams and no others."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(streams, error)
+
+    def fail(self, streams: Sequence[Stream], error: Exception) -> None:
+        """Marks the streams of a failed step, whose rows may be half-written.
+
+        They are closed when the device is through with them: until then no stream gets the rows.
+        """
+        logger.error("event=step_failed streams=%d", len(streams), exc_info=error)
+        if is_device_lost(error):
+            self.lost = DeviceLostError(
+                f"the device failed ({error}); this instance answers nothing until it is restarted"
+            )
+        for stream in streams:
+            stream.failure = self.lost or StepFailedError(
+                f"stream {stream.stream_id!r} ends: its step failed ({error}); send START again"
+            )
+            stream.audio.discard()
+
+    def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
+        """What is launched one after the other; asking for the next means the last is launched.
+
+        A stream that ends goes on to its last window: nothing else of it is to come. It is in the
+        first part, so that its next window shares the second part with those that have not stepped.
+        """
+        if not self.runner.runs_ahead:
+            yield streams
+            return
+        part, left = split_step(streams)
+        yield part
+        for _ in range(1 + _LAST_WINDOWS):
+            ending = [one for one in part if one.audio.is_finished and one.has_ready_window]
+            part, left = [*left, *self.without_full(ending)], []
+            if not part:
+                return
+            yield part
+
+    def _launch(self, streams: Sequence[Stream]) -> _Launched:
+        launched = _Launched(streams, begin_s=time.perf_counter())
+        for stream in streams:
+            stream.num_in_flight += 1
+        with self.failing(streams):
+            batch = self._prepare(streams)
+            with self._lock.released():
+                output = self._forward(batch)
+            launched.finish = self._store.commit(batch.rows, output)
+            num_frames = batch.rows.num_frames_B.tolist()
+            for stream, count in zip(streams, num_frames, strict=True):
+                stream.num_encoder_frames += count
+        return launched
+
+    def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
+        slots_B = slots_of(streams)
+        self._store.prepare(slots_B)
+        return stack_windows(streams, slots_B, self._geometry, into=self.runner.next_staging())
+
+    def _forward(self, batch: StepBatch) -> ModelOutput:
+        if self._slow_step_s:
+            time.sleep(self._slow_step_s)
+        return self.runner.forward(batch)
+
+    def _land_all(self, ahead: deque[_Launched]) -> None:
+        """Also those behind one that lands badly: until then the device may write to their rows."""
+        try:
+            while ahead:
+                self._land(ahead.popleft())
+        finally:
+            if ahead:
+                self._land_all(ahead)
+
+    def _land(self, launched: _Launched) -> None:
+        if launched.finish is not None:
+            with self.failing(launched.streams):
+                launched.finish()
+        landed_s = time.perf_counter()
+        step_ms = (landed_s - launched.begin_s) * 1e3
+        for stream in launched.streams:
+            stream.step_ms = step_ms
+            stream.num_in_flight -= 1
+        # Of two parts that overlap, the time counts once.
+        self._metrics.step_done(
+            len(launched.streams), landed_s - max(launched.begin_s, self._landed_s)
+        )
+        self._landed_s = landed_s
+        self.conclude([stream for stream in launched.streams if not stream.num_in_flight])
