@@ -121,7 +121,7 @@ class Admission:
             self._check_language(options)
             self._decoders.check(options)
         if self._streams.is_full:
-            # Triton forgets a silent sequence before we do: whoever is past that limit is dead.
+            # Triton forgets a silent sequence before we do: a stream past that limit is dead.
             self.reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
         stream.next_chunk_seq = chunk.chunk_seq
