@@ -38,6 +38,8 @@ _FREE = {
     "n_kv_head", "head_dim", "positionwise_conv_kernel_size", "static_chunk_size",
     "use_dynamic_chunk",
 }  # fmt: skip
+#: WeNet's features are Kaldi's, with the same defaults.
+_USUAL = FbankConfig()
 #: They matter to training only, or say which biases exist: `wenet_biases` reads those.
 _IGNORED = {
     "dropout_rate", "positional_dropout_rate", "attention_dropout_rate", "gradient_checkpointing",
@@ -124,7 +126,7 @@ def fbank_config(config: Mapping[str, Any]) -> FbankConfig:
     fbank = section(config, "dataset_conf.fbank_conf")
     _check_known("dataset_conf.resample_conf", resample, _RESAMPLE_OPTIONS)
     _check_known("dataset_conf.fbank_conf", fbank, _FBANK_OPTIONS)
-    sample_rate = _sample_rate(resample.get("resample_rate", 16000))
+    sample_rate = _sample_rate(resample.get("resample_rate", _USUAL.sample_rate))
     num_mel_bins = _num_mel_bins(config)
     length_ms, shift_ms = _frame_times(fbank)
     _check_dither(fbank.get("dither", 0.0))
@@ -134,7 +136,7 @@ def fbank_config(config: Mapping[str, Any]) -> FbankConfig:
             num_mel_bins=num_mel_bins,
             frame_length_ms=length_ms,
             frame_shift_ms=shift_ms,
-            window=str(fbank.get("window_type", "povey")),
+            window=str(fbank.get("window_type", _USUAL.window)),
         )
     except ConfigError as error:
         raise CheckpointError(f"train.yaml: dataset_conf.fbank_conf: {error}") from error
@@ -201,7 +203,10 @@ def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
     """Length and shift in ms."""
     length_ms, shift_ms = (
         _positive(f"dataset_conf.fbank_conf.{name}", fbank.get(name, default))
-        for name, default in (("frame_length", 25), ("frame_shift", 10))
+        for name, default in (
+            ("frame_length", _USUAL.frame_length_ms),
+            ("frame_shift", _USUAL.frame_shift_ms),
+        )
     )
     if length_ms > _MAX_FRAME_MS:
         served = f"{_MAX_FRAME_MS} or less"
@@ -209,7 +214,7 @@ def _frame_times(fbank: Mapping[str, Any]) -> tuple[float, float]:
     if shift_ms > length_ms:
         # Samples between two frames would be heard by none.
         served = f"{length_ms:g} or less, the frame_length"
-        raise _refuse("dataset_conf.fbank_conf.frame_shift", fbank.get("frame_shift", 10), served)
+        raise _refuse("dataset_conf.fbank_conf.frame_shift", shift_ms, served)
     return length_ms, shift_ms
 
 
@@ -230,7 +235,7 @@ def _num_mel_bins(config: Mapping[str, Any]) -> int:
             f"train.yaml: input_dim={width!r}, but dataset_conf.fbank_conf.num_mel_bins={stated!r};"
             " this backend serves encoders that read the filterbank's bins, so both must be equal"
         )
-    return sizes[0] if sizes else 80
+    return sizes[0] if sizes else _USUAL.num_mel_bins
 
 
 def _check_known(name: str, options: Mapping[str, Any], known: Collection[str]) -> None:
