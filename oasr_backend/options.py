@@ -26,7 +26,6 @@ MAX_HOTWORDS_LENGTH = 1 << 16
 # Characters that are read of an unknown name; no known one has more.
 _MAX_NAME_LENGTH = 100
 ENCODINGS = ("pcm", "mulaw", "alaw")
-DECODERS = ("greedy", "prefix_beam")
 PARTIALS = ("off", "stable", "every")
 #: Numbers the requests of a stream, so that a lost or repeated one is noticed.
 CHUNK_SEQ = "chunk_seq"
@@ -127,22 +126,10 @@ def _check_audio(options: StreamOptions) -> None:
 
 
 def _check_search(options: StreamOptions) -> None:
-    _check_choice("decoder", options.decoder, DECODERS)
     _check_choice("partials", options.partials, PARTIALS)
     _check_range("beam_size", options.beam_size, 1, MAX_BEAM_SIZE)
-    most = options.beam_size if options.decoder == "prefix_beam" else 1
-    if not 1 <= options.nbest <= most:
-        raise InvalidRequestError(
-            f"nbest={options.nbest} is outside 1 .. {most}: greedy keeps one hypothesis, "
-            "prefix_beam beam_size of them; lower nbest, or send decoder=prefix_beam and beam_size"
-        )
+    _check_range("nbest", options.nbest, 1, MAX_BEAM_SIZE)
     _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
-    for name in ("hotwords", "use_lm", "rescoring"):
-        if getattr(options, name) and options.decoder != "prefix_beam":
-            raise InvalidRequestError(
-                f"{name}={shown(getattr(options, name))} needs a search that weighs "
-                f"alternatives; send decoder=prefix_beam too, or leave {name} out"
-            )
     _check_hotwords(options)
 
 
