@@ -223,11 +223,14 @@ def test_a_closed_slot_keeps_no_history_alive(options: StreamOptions) -> None:
     assert search.hypotheses(0, 1) == [Hypothesis((), 0.0)]
 
 
-def test_a_caller_may_use_its_arrays_again_before_a_step_is_finished() -> None:
+@pytest.mark.parametrize("options", [GREEDY, BEAM], ids=["greedy", "beam"])
+def test_a_caller_may_use_its_arrays_again_before_a_step_is_finished(
+    options: StreamOptions,
+) -> None:
     group, twin = new_group(), new_group()
     for one in (group, twin):
         for slot in range(2):
-            one.open(slot, BEAM)
+            one.open(slot, options)
         slots_B, frames_B = np.arange(2), np.full(2, FRAMES)
         heads, encoded_BTD = {"ctc": logits(0, 2)}, torch.zeros(2, FRAMES, DIM)
         finish = one.begin(slots_B, frames_B, heads, encoded_BTD)
@@ -354,6 +357,28 @@ def test_weigh_raises_nothing_and_a_fault_leaves_the_beams_order(
     weighing.settle()
     assert (group.nbest(0, 4), group.is_rescored(0)) == (before, False)
     assert "event=rescoring_failed" in caplog.text
+    group.check_integrity({0})
+
+
+def test_the_outcome_of_a_slots_last_stream_is_not_that_of_its_next_one() -> None:
+    """Both have ended, and the older outcome comes first."""
+    group = heard_group(1, RESCORED)
+    older = group.end([0])
+    group.close(0)
+    group.open(0, RESCORED)
+    decode(group, 7, [0])
+    before = group.nbest(0, 4)
+    newer = group.end([0])
+    assert older is not None
+    assert newer is not None
+    for weighing in (older, newer):
+        weighing.weigh()
+    older.settle()
+    assert (group.nbest(0, 4), group.is_rescored(0)) == (before, False)
+    newer.settle()
+    order = expected_order(before, heard=FRAMES * DIM)
+    assert [one.tokens for one in group.nbest(0, 4)] == order
+    assert group.is_rescored(0)
     group.check_integrity({0})
 
 

@@ -130,7 +130,7 @@ def searched(
     return sorted(scored, key=lambda item: -item[1])
 
 
-def test_graphs_that_nobody_uses_any_more_are_dropped() -> None:
+def test_graphs_that_no_stream_uses_any_more_are_dropped() -> None:
     scorer = HotwordScorer(STARTS_WORD, DEVICE)
     for number in range(50):
         graph = ContextGraph.build([(1, 2)], float(number), vocab_size=VOCAB)
@@ -182,7 +182,7 @@ def spellable(engine: Engine, count: int) -> list[str]:
     return [word for word in words if word][:count]
 
 
-def test_a_phrase_that_the_units_cannot_spell_is_named_and_harms_nobody() -> None:
+def test_a_phrase_that_the_units_cannot_spell_is_named_and_harms_no_stream() -> None:
     engine = golden_engine()
     ask_one(engine, "a", noise(1), flags="S")
     parameters = {**BEAM, "hotwords": f"{spellable(engine, 1)[0]}|\u2603"}

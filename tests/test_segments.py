@@ -77,7 +77,7 @@ def test_neither_silence_nor_length_parts_a_cluster(kind: str, data: st.DataObje
     entries = told(Segments(RULES, tokenizer), spoken(ids, gaps), sum(gaps) + 9, is_final=True)
     said = ""
     for text in filter(None, (entry["text"] for entry in entries)):
-        # A mark of another script than the letter before it is nobody's spelling.
+        # A mark of another script than the letter before it belongs to no spelling.
         if said and script_of(said[-1]) == script_of(text[0]):
             assert not extends_cluster(text[0])
         said += text

@@ -1,4 +1,4 @@
-"""What documents leave out: nothing is lost to whoever reads them all, and none grows with age."""
+"""What documents leave out: nothing is lost to a reader of them all, and none grows with age."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 The format is that of SRILM's ngram-format(5): log10 probabilities and backoff weights, a section an
 order. The "words" of the file must be units of units.txt, so that the model scores each token as
-the search adds it, and no text has to be put together meanwhile.
+the search adds it, and no text has to be put together for that.
 """
 
 from __future__ import annotations
