@@ -76,7 +76,7 @@ def test_masked_rows_and_frames_leave_the_state_unchanged(decoder: GpuStreamingD
 
 
 @pytest.mark.numerics
-def test_nan_past_a_rows_frames_reaches_nobody(decoder: GpuStreamingDecoder) -> None:
+def test_nan_past_a_rows_frames_reaches_no_result(decoder: GpuStreamingDecoder) -> None:
     states = [decoder.create_state(1, 8) for _ in range(3)]
     chunk = log_probs(2, 3, 6, 8)
     clean = chunk.clone()

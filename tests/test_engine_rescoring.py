@@ -239,7 +239,7 @@ def test_who_does_not_ask_gets_the_very_same_answer_beside_those_who_do(
     assert rescorer_of(shared).frames.num_blocks > 0
 
 
-def test_nothing_is_kept_while_nobody_asks(new_engine: NewEngine) -> None:
+def test_nothing_is_kept_while_no_stream_asks(new_engine: NewEngine) -> None:
     engine = new_engine()
     told(engine, CLIPS[0], **BEAM)
     told(engine, CLIPS[1])

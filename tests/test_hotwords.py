@@ -130,7 +130,7 @@ def searched(
     return sorted(scored, key=lambda item: -item[1])
 
 
-def test_graphs_that_nobody_uses_any_more_are_dropped() -> None:
+def test_graphs_that_no_stream_uses_any_more_are_dropped() -> None:
     scorer = HotwordScorer(STARTS_WORD, DEVICE)
     for number in range(50):
         graph = ContextGraph.build([(1, 2)], float(number), vocab_size=VOCAB)
@@ -139,6 +139,29 @@ def test_graphs_that_nobody_uses_any_more_are_dropped() -> None:
         scorer.release([number % 3])
     assert scorer.num_graphs == 0
     assert len(scorer._graphs) == 1
+
+
+def test_a_row_follows_the_graph_that_it_was_given_last() -> None:
+    """Also where the tables are at hand already, and where the row had another graph before."""
+    scorer, rows = HotwordScorer(STARTS_WORD, DEVICE), [0, 3, 40]
+    boosts = [1.0, 2.0, 4.0]
+    for row, boost in zip(rows, boosts, strict=True):
+        scorer.assign([row], boost, ContextGraph.build([(1, 2)], boost, vocab_size=VOCAB))
+    id_TNC = torch.tensor([[[-1, 1]]], device=DEVICE).expand(1, 3, 2)
+    state_NB = torch.zeros((3, 1), dtype=torch.int64, device=DEVICE)
+
+    def gains() -> list[float]:
+        gain_NBC, _ = scorer.for_chunk(np.array(rows), id_TNC).extend(0, state_NB)
+        found: list[float] = gain_NBC[:, 0, 1].tolist()
+        return found
+
+    assert gains() == boosts
+    for row in rows[:2]:
+        scorer.release([row])
+    for row, boost in zip(rows[:2], [4.0, 1.0], strict=True):
+        scorer.assign([row], boost, ContextGraph.build([(1, 2)], boost, vocab_size=VOCAB))
+        scorer.check_integrity()
+    assert gains() == [4.0, 1.0, 4.0]
 
 
 def test_greedy_refuses_scorers() -> None:
@@ -182,7 +205,7 @@ def spellable(engine: Engine, count: int) -> list[str]:
     return [word for word in words if word][:count]
 
 
-def test_a_phrase_that_the_units_cannot_spell_is_named_and_harms_nobody() -> None:
+def test_a_phrase_that_the_units_cannot_spell_is_named_and_harms_no_stream() -> None:
     engine = golden_engine()
     ask_one(engine, "a", noise(1), flags="S")
     parameters = {**BEAM, "hotwords": f"{spellable(engine, 1)[0]}|\u2603"}

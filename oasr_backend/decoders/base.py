@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
@@ -24,6 +25,7 @@ __all__ = [
     "CTC_SEARCHES",
     "ChunkRows",
     "Finish",
+    "IntArray",
     "Search",
     "SearchKind",
     "SearchSettings",
@@ -67,8 +69,7 @@ class SearchKind:
     """A search by its name, the head whose output it reads, and what streams may ask of it.
 
     `honours` holds names of stream options among beam_size, nbest, hotwords, use_lm and rescoring.
-    A search that does not honour beam_size keeps one hypothesis. `make` gets scorers of a search
-    that honours hotwords or use_lm only.
+    `make` gets scorers for streams with hotwords or use_lm only, so where those are honoured.
     """
 
     name: str
@@ -76,9 +77,13 @@ class SearchKind:
     head: str = "ctc"
     honours: frozenset[str] = frozenset()
 
-    def most_hypotheses(self, beam_size: int) -> int:
-        """How many hypotheses of a stream a caller may ask for."""
-        return beam_size if "nbest" in self.honours else 1
+    def kept(self, beam_size: int) -> int:
+        """How many hypotheses of a stream the search keeps."""
+        return beam_size if "beam_size" in self.honours else 1
+
+    def most_told(self, beam_size: int) -> int:
+        """How many of those a caller may ask for."""
+        return self.kept(beam_size) if "nbest" in self.honours else 1
 
 
 def _greedy(settings: SearchSettings) -> Search:

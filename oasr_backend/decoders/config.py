@@ -41,7 +41,7 @@ class GpuDecoderConfig:
         self._check_nbest()
 
     def _check_nbest(self) -> None:
-        most = CTC_SEARCHES[self.decoder].most_hypotheses(self.beam_size)
+        most = CTC_SEARCHES[self.decoder].most_told(self.beam_size)
         if not 1 <= self.nbest <= most:
             raise ConfigError(
                 f"nbest {self.nbest} is not in 1..{most}: {self.decoder} keeps {most} hypotheses "

@@ -1,34 +1,29 @@
 """Every stream's decoder, whatever its options ask for: one batched decode per kind and step.
 
-A kind is a search with its beam size and scorers. Its decoder is made when a stream first asks for
-it, so that a server whose streams all take the defaults has one, and pays for one. Streams are
-named by slot, and a slot is a stream's row in its search.
+A kind is a search with its beam size and scorers. Streams are named by slot, and a slot is a
+stream's row in its search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
 
 from oasr_backend.decoders.arrays import IntArray, doubled, more_rows
-from oasr_backend.decoders.base import ChunkRows, Finish, Search, SearchKind, SearchSettings, Tail
+from oasr_backend.decoders.base import ChunkRows, Finish, SearchKind, SearchSettings, Tail
 from oasr_backend.decoders.bias.ngram import NgramScorer
 from oasr_backend.decoders.bias.spelling import HotwordSpelling
 from oasr_backend.decoders.chunk import nothing_to_finish
-from oasr_backend.decoders.kinds import DecoderKind, KindDecoder, KindParts
+from oasr_backend.decoders.kinds import DecoderKind, KindDecoder, KindDecoders, KindParts
 from oasr_backend.decoders.option_check import OptionCheck
 from oasr_backend.decoders.second_pass.base import SecondPass
 from oasr_backend.decoders.second_pass.final_order import FinalOrder, Weighing
 from oasr_backend.device import to_device
-from oasr_backend.errors import StreamStateError, UnknownStreamError
 from oasr_backend.options import StreamOptions
 from oasr_backend.text.tokenizer import Tokenizer
 from oasr_backend.types import Hypothesis
-
-#: The kind of a slot without a stream.
-_CLOSED = -1
 
 
 class DecoderGroup:
@@ -46,34 +41,29 @@ class DecoderGroup:
     ) -> None:
         """`searches` are the checkpoint's, the default first; streams choose their beam size."""
         spelling = HotwordSpelling(tokenizer, vocab_size)
-        self._parts = KindParts(searches, settings, spelling, language_model)
+        self._kinds = KindDecoders(KindParts(searches, settings, spelling, language_model))
         self._options = OptionCheck(
             searches,
             spelling,
             has_lm=language_model is not None,
             no_rescoring=second_pass.reason,
         )
-        self._number_of: dict[DecoderKind, int] = {}
-        self._decoders: dict[int, KindDecoder] = {}
-        self._next_number = 0
-        self._kind_S: IntArray = np.zeros(0, dtype=np.int64)
+        # Frames that each slot's stream has heard.
         self._start_S: IntArray = np.zeros(0, dtype=np.int64)
         self._final_order = FinalOrder(second_pass, language_model)
 
     @property
     def num_streams(self) -> int:
-        return int(np.count_nonzero(self._kind_S != _CLOSED))
+        return self._kinds.num_streams
 
     @property
     def kinds(self) -> list[DecoderKind]:
         """Those that any stream has asked for, as far as they are kept."""
-        return list(self._number_of)
+        return self._kinds.kinds
 
     def drop_idle_kinds(self) -> None:
         """Forgets the kinds that no open stream uses; the next stream of one makes it anew."""
-        used = set(np.unique(self._kind_S).tolist())
-        self._number_of = {kind: n for kind, n in self._number_of.items() if n in used}
-        self._decoders = {n: self._decoders[n] for n in self._number_of.values()}
+        self._kinds.drop_idle()
 
     def resolve(self, options: StreamOptions) -> StreamOptions:
         """With the name of the search that the stream gets, where it names none."""
@@ -87,21 +77,16 @@ class DecoderGroup:
         """Raises StreamStateError for an open slot, InvalidRequestError as `check` does."""
         options = self.resolve(options)
         self.check(options)
-        self._cover(slot)
-        if self._kind_S[slot] != _CLOSED:
-            raise StreamStateError(f"slot {slot} is open; close it first")
-        number = self._number(DecoderKind.of(options, self._parts.searches[options.decoder]))
-        self._decoders[number].open(slot, options)
+        self._kinds.open(slot, options)
         self._final_order.open(slot, options)
-        self._kind_S[slot] = number
+        if slot >= len(self._start_S):
+            self._start_S = more_rows(self._start_S, doubled(len(self._start_S), row=slot))
         self._start_S[slot] = 0
 
     def close(self, slot: int) -> None:
         """Raises UnknownStreamError for a slot that is not open."""
-        decoder = self._decoder(slot)
-        self._kind_S[slot] = _CLOSED
         self._final_order.close(slot)
-        decoder.close(slot)
+        self._kinds.close(slot)
 
     def begin(
         self,
@@ -115,10 +100,11 @@ class DecoderGroup:
         The output has been read, as the device sees it, when this returns; hypotheses grow with
         the returned call.
         """
-        chunk = ChunkRows(slots_B, num_frames_B, self._start_S[slots_B])
+        # Copies: the caller may fill its arrays for the next step before this one is finished.
+        chunk = ChunkRows(slots_B.copy(), num_frames_B.copy(), self._start_S[slots_B])
         begun = [
             _begin(decoder, output_heads[decoder.head], chunk, rows)
-            for decoder, rows in self._by_kind(slots_B)
+            for decoder, rows in self._kinds.by_kind(slots_B)
         ]
         self._start_S[slots_B] += num_frames_B
         self._final_order.keep(slots_B, num_frames_B, encoded_BTD)
@@ -152,7 +138,7 @@ class DecoderGroup:
         skips = [0] * len(slots) if skips is None else skips
         found = [
             search.hypotheses(slot, 1, skip=skip)[0]
-            for search, slot, skip in zip(self._each(slots), slots, skips, strict=True)
+            for search, slot, skip in zip(self._kinds.searches(slots), slots, skips, strict=True)
         ]
         for row, best in self._final_order.best(slots):
             found[row] = best.without_first(skips[row])
@@ -162,7 +148,7 @@ class DecoderGroup:
         """What a transcript needs of each stream whose first `skips` tokens it has already."""
         found = [
             search.tail(slot, skip)
-            for search, slot, skip in zip(self._each(slots), slots, skips, strict=True)
+            for search, slot, skip in zip(self._kinds.searches(slots), slots, skips, strict=True)
         ]
         for row, best in self._final_order.best(slots):
             found[row] = Tail(best.tokens[skips[row] :], found[row].num_stable)
@@ -176,64 +162,19 @@ class DecoderGroup:
         final = self._final_order.get(slot)
         if final is not None:
             return [hypothesis.without_first(skip) for hypothesis in final[:count]]
-        return self._decoder(slot).search.hypotheses(slot, count, skip=skip)
+        return self._kinds.one(slot).search.hypotheses(slot, count, skip=skip)
 
     def num_stable(self, slot: int) -> int:
         """How many first tokens of every hypothesis can no longer change."""
-        return self._decoder(slot).search.num_stable(slot)
+        return self._kinds.one(slot).search.num_stable(slot)
 
     def check_integrity(self, open_slots: Collection[int]) -> None:
         """Exactly these slots have a decoder, and every decoder agrees with itself."""
-        found = np.flatnonzero(self._kind_S != _CLOSED).tolist()
-        assert set(found) == set(open_slots), "a decoder keeps a stream that is gone, or lacks one"
-        assert sorted(self._number_of.values()) == sorted(self._decoders), "a kind has no decoder"
-        for number, decoder in self._decoders.items():
-            decoder.check_integrity(np.flatnonzero(self._kind_S == number))
+        self._kinds.check_integrity(open_slots)
         self._final_order.check_integrity(open_slots)
 
     def _beam(self, slot: int) -> list[Hypothesis]:
-        return self.nbest(slot, self._decoder(slot).kind.beam_size)
-
-    def _cover(self, slot: int) -> None:
-        if slot >= len(self._kind_S):
-            num_slots = doubled(len(self._kind_S), row=slot)
-            self._kind_S = more_rows(self._kind_S, num_slots, fill=_CLOSED)
-            self._start_S = more_rows(self._start_S, num_slots)
-
-    def _number(self, kind: DecoderKind) -> int:
-        if kind not in self._number_of:
-            self._decoders[self._next_number] = KindDecoder(kind, self._parts)
-            self._number_of[kind] = self._next_number
-            self._next_number += 1
-        return self._number_of[kind]
-
-    def _decoder(self, slot: int) -> KindDecoder:
-        number = int(self._kind_S[slot]) if 0 <= slot < len(self._kind_S) else _CLOSED
-        if number == _CLOSED:
-            raise _closed(slot)
-        return self._decoders[number]
-
-    def _each(self, slots: Sequence[int]) -> list[Search]:
-        """The search of each of these streams."""
-        numbers = self._kind_S[slots].tolist()
-        try:
-            return [self._decoders[number].search for number in numbers]
-        except KeyError:
-            raise _closed(slots[numbers.index(_CLOSED)]) from None
-
-    def _by_kind(self, slots_B: IntArray) -> Iterator[tuple[KindDecoder, IntArray | None]]:
-        """The decoders of these streams, each with its rows among them; None: all of them."""
-        kind_B = self._kind_S[slots_B]
-        numbers = np.unique(kind_B).tolist()
-        if _CLOSED in numbers:
-            raise _closed(int(slots_B[kind_B == _CLOSED][0]))
-        for number in numbers:
-            rows = None if len(numbers) == 1 else np.flatnonzero(kind_B == number)
-            yield self._decoders[number], rows
-
-
-def _closed(slot: int) -> UnknownStreamError:
-    return UnknownStreamError(f"slot {slot} has no decoder; open() comes first")
+        return self.nbest(slot, self._kinds.one(slot).kind.beam_size)
 
 
 def _begin(

@@ -1,8 +1,12 @@
-"""The kinds of streams that are decoded together: one search, and its rows, for each."""
+"""The kinds of streams that are decoded together: one search, and its rows, for each.
+
+A kind's decoder is made when a stream first asks for it, so that a server whose streams all take
+the defaults has one, and pays for one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,7 +19,11 @@ from oasr_backend.decoders.bias.base import PrefixScorer
 from oasr_backend.decoders.bias.hotwords import HotwordScorer
 from oasr_backend.decoders.bias.ngram import NgramScorer
 from oasr_backend.decoders.bias.spelling import HotwordSpelling
+from oasr_backend.errors import StreamStateError, UnknownStreamError
 from oasr_backend.options import StreamOptions
+
+#: The kind of a slot without a stream.
+_CLOSED = -1
 
 
 class DecoderKind(NamedTuple):
@@ -28,7 +36,7 @@ class DecoderKind(NamedTuple):
 
     @classmethod
     def of(cls, options: StreamOptions, search: SearchKind) -> DecoderKind:
-        beam_size = options.beam_size if "beam_size" in search.honours else 1
+        beam_size = search.kept(options.beam_size)
         return cls(search.name, beam_size, bool(options.phrases), options.use_lm)
 
 
@@ -105,3 +113,91 @@ class KindDecoder:
         if self._is_used_S[slot]:
             self.search.reset_rows([slot])
             self._is_used_S[slot] = False
+
+
+class KindDecoders:
+    """Which decoder has which slot; a slot is its stream's row there."""
+
+    def __init__(self, parts: KindParts) -> None:
+        self._parts = parts
+        self._number_of: dict[DecoderKind, int] = {}
+        self._decoders: dict[int, KindDecoder] = {}
+        self._next_number = 0
+        self._number_S: IntArray = np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_streams(self) -> int:
+        return int(np.count_nonzero(self._number_S != _CLOSED))
+
+    @property
+    def kinds(self) -> list[DecoderKind]:
+        return list(self._number_of)
+
+    def drop_idle(self) -> None:
+        """Forgets the kinds that no open stream uses; the next stream of one makes it anew."""
+        used = set(np.unique(self._number_S).tolist())
+        self._number_of = {kind: n for kind, n in self._number_of.items() if n in used}
+        self._decoders = {n: self._decoders[n] for n in self._number_of.values()}
+
+    def open(self, slot: int, options: StreamOptions) -> None:
+        """Raises StreamStateError for an open slot; nothing has changed then."""
+        if slot >= len(self._number_S):
+            num_slots = doubled(len(self._number_S), row=slot)
+            self._number_S = more_rows(self._number_S, num_slots, fill=_CLOSED)
+        if self._number_S[slot] != _CLOSED:
+            raise StreamStateError(f"slot {slot} is open; close it first")
+        number = self._number(DecoderKind.of(options, self._parts.searches[options.decoder]))
+        self._decoders[number].open(slot, options)
+        self._number_S[slot] = number
+
+    def close(self, slot: int) -> None:
+        decoder = self.one(slot)
+        self._number_S[slot] = _CLOSED
+        decoder.close(slot)
+
+    def one(self, slot: int) -> KindDecoder:
+        """Raises UnknownStreamError for a slot that is not open."""
+        number = int(self._number_S[slot]) if 0 <= slot < len(self._number_S) else _CLOSED
+        if number == _CLOSED:
+            raise _unknown(slot)
+        return self._decoders[number]
+
+    def searches(self, slots: Sequence[int]) -> list[Search]:
+        """That of each of these streams. Raises UnknownStreamError for a closed slot."""
+        numbers = self._number_S[slots].tolist()
+        try:
+            return [self._decoders[number].search for number in numbers]
+        except KeyError:
+            raise _unknown(slots[numbers.index(_CLOSED)]) from None
+
+    def by_kind(self, slots_B: IntArray) -> Iterator[tuple[KindDecoder, IntArray | None]]:
+        """The decoders of these streams, each with its rows among them; None: all of them.
+
+        Raises UnknownStreamError for a closed slot.
+        """
+        number_B = self._number_S[slots_B]
+        numbers = np.unique(number_B).tolist()
+        if _CLOSED in numbers:
+            raise _unknown(int(slots_B[number_B == _CLOSED][0]))
+        for number in numbers:
+            rows = None if len(numbers) == 1 else np.flatnonzero(number_B == number)
+            yield self._decoders[number], rows
+
+    def check_integrity(self, open_slots: Collection[int]) -> None:
+        """Exactly these slots have a decoder, and every decoder agrees with itself."""
+        found = np.flatnonzero(self._number_S != _CLOSED).tolist()
+        assert set(found) == set(open_slots), "a decoder keeps a stream that is gone, or lacks one"
+        assert sorted(self._number_of.values()) == sorted(self._decoders), "a kind has no decoder"
+        for number, decoder in self._decoders.items():
+            decoder.check_integrity(np.flatnonzero(self._number_S == number))
+
+    def _number(self, kind: DecoderKind) -> int:
+        if kind not in self._number_of:
+            self._decoders[self._next_number] = KindDecoder(kind, self._parts)
+            self._number_of[kind] = self._next_number
+            self._next_number += 1
+        return self._number_of[kind]
+
+
+def _unknown(slot: int) -> UnknownStreamError:
+    return UnknownStreamError(f"slot {slot} has no decoder; open() comes first")

@@ -58,7 +58,7 @@ class OptionCheck:
                 f"{', '.join(self._searches)}"
             )
         search = self._searches[options.decoder]
-        most = search.most_hypotheses(options.beam_size)
+        most = search.most_told(options.beam_size)
         if not 1 <= options.nbest <= most:
             raise InvalidRequestError(
                 f"nbest={options.nbest} is outside 1 .. {most}, which {search.name} can keep; "

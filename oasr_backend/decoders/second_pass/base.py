@@ -52,7 +52,8 @@ class SecondPass(Protocol):
     def reason(self) -> str:
         """Why there is no second pass, as the end of a sentence; empty where there is one."""
 
-    def __len__(self) -> int:
+    @property
+    def num_kept(self) -> int:
         """Streams whose frames are kept."""
 
     def __contains__(self, slot: object) -> bool:
@@ -79,7 +80,8 @@ class NoDecoder:
 
     reason: str = "the checkpoint has no attention decoder"
 
-    def __len__(self) -> int:
+    @property
+    def num_kept(self) -> int:
         return 0
 
     def __contains__(self, slot: object) -> bool:

@@ -70,7 +70,7 @@ class FinalOrder:
     @property
     def is_awaited(self) -> bool:
         """Whether `end` has anything to say on any stream."""
-        return bool(self._with_lm) or len(self._second_pass) > 0
+        return bool(self._with_lm) or self._second_pass.num_kept > 0
 
     def keep(self, slots_B: IntArray, num_frames_B: IntArray, encoded_BTD: Tensor) -> None:
         """Keeps a step's encoder frames for the streams that will be rescored, if there are any."""

@@ -52,7 +52,8 @@ class Rescorer:
         self._decoder = decoder
         self._ctc_weight = ctc_weight
 
-    def __len__(self) -> int:
+    @property
+    def num_kept(self) -> int:
         return len(self.frames)
 
     def __contains__(self, slot: object) -> bool:
