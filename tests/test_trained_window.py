@@ -114,7 +114,6 @@ def test_seventy_frames_with_chunk_sixteen_are_seventy() -> None:
 
 @pytest.mark.parametrize(
     ("chunk", "block", "window", "prefill", "peak"),
-    # A block of one chunk hides -70 mod 16 = 10 frames at most, and none after a prefill.
     [(16, 16, 70, False, 6), (16, 16, 70, True, 6), (16, 16, 65, False, 6), (16, 16, 64, False, 5),
      (16, 16, 75, False, 6), (16, 16, 75, True, 6), (16, 16, 81, False, 7), (14, 14, 70, True, 6),
      (4, 8, 6, False, 2), (4, 8, 5, False, 2), (4, 8, 0, False, 1)],
@@ -139,7 +138,7 @@ def test_a_window_of_whole_chunks_takes_what_left_chunks_take() -> None:
         ({"num_left_chunks": 5}, "window_frames=70 and num_left_chunks=5 both bound"),
         ({"window_frames": -1}, "window_frames=-1 must be 0 or more"),
         ({"position_limit_frames": 85}, r"position_limit_frames=85 .* 70 trained \+ 16 = 86"),
-        ({"max_blocks_per_seq": 5}, r"6 blocks that ceil\(\(10 evicted \+ 70 trained \+ 16"),
+        ({"max_blocks_per_seq": 5}, r"6 blocks that ceil\(\(0 evicted \+ 70 trained \+ 16"),
         ({"max_num_blocks": 11}, r"11 < 12 = max_batch_size 2 \* 6 blocks a stream"),
     ],
 )

@@ -103,7 +103,7 @@ class CacheConfig:
         still share the first block. None when history is unlimited."""
         if not self.evicts:
             return None
-        frames = self._most_hidden_frames + self.max_cache_frames + self.chunk_size
+        frames = self._hidden_frames + self.max_cache_frames + self.chunk_size
         return math.ceil(frames / self.block_size_frames)
 
     @cached_property
@@ -132,16 +132,13 @@ class CacheConfig:
         return self.max_num_blocks
 
     @property
-    def _most_hidden_frames(self) -> int:
-        """Most evicted frames at the head of a first block that is still in use.
+    def _hidden_frames(self) -> int:
+        """Evicted frames that may share a block with visible ones, rounded down to the grid.
 
-        History ends at a multiple of the chunk and begins `max_cache_frames` before that; a block
-        begins at a multiple of its size. So the number is fixed but for multiples of the gcd. A
-        prefilled history is one window longer, so that it begins at a multiple of the chunk.
+        One end of the frames that a row holds in a step lies on a multiple of the gcd of chunk and
+        block: the last, or the first where the history is prefilled.
         """
-        grid = math.gcd(self.chunk_size, self.block_size_frames)
-        offset = 0 if self.prefill_kv_window else -self.max_cache_frames % grid
-        return self.block_size_frames - grid + offset
+        return self.block_size_frames - math.gcd(self.chunk_size, self.block_size_frames)
 
     def _check_numbers(self) -> None:
         for name in _POSITIVE_FIELDS:
@@ -220,7 +217,7 @@ class CacheConfig:
 
     def _peak_arithmetic(self) -> str:
         return (
-            f"ceil(({self._most_hidden_frames} evicted + {self._visible_arithmetic()} frames) / "
+            f"ceil(({self._hidden_frames} evicted + {self._visible_arithmetic()} frames) / "
             f"{self.block_size_frames})"
         )
 
