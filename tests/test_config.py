@@ -127,7 +127,7 @@ def names_of(kind: type) -> list[str]:
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
 @pytest.mark.parametrize("name", names_of(float))
 def test_a_number_is_finite(name: str, text: str) -> None:
-    """A limit that is not a number is never reached: nobody would be reaped."""
+    """A limit that is not a number is never reached: no stream would be reaped."""
     refusal = rf"{name}={text} is (no finite number; write one such as|outside .*)"
     with pytest.raises(ConfigError, match=refusal):
         ServingConfig.from_parameters({name: text})
