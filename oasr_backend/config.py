@@ -6,9 +6,7 @@ The keys of config.pbtxt are flat; here each stands with those that concern the 
 from __future__ import annotations
 
 import difflib
-import json
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,8 +16,6 @@ from typing import Any, NamedTuple
 from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.options import StreamOptions
 
-#: JSON object of parameters that win over config.pbtxt; `oasr-serve --set` writes it.
-OVERRIDES_VARIABLE = "OASR_BACKEND_OVERRIDES"
 #: More threads than cores only wait for each other, and each one takes time to start.
 MAX_THREADS = 512
 DTYPES = ("float32", "bfloat16", "float16")
@@ -221,22 +217,6 @@ def _key(name: str) -> Key:
     if name not in KEYS:
         raise ConfigError(unknown_key(name, KEYS))
     return KEYS[name]
-
-
-def merged_parameters(parameters: Mapping[str, str]) -> dict[str, str]:
-    """config.pbtxt's parameters with the overrides of the environment on top."""
-    text = os.environ.get(OVERRIDES_VARIABLE, "{}")
-    try:
-        overrides = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(
-            f"{OVERRIDES_VARIABLE}={text!r} is not JSON ({error}); unset it or use oasr-serve --set"
-        ) from error
-    if not isinstance(overrides, dict):
-        raise ConfigError(
-            f"{OVERRIDES_VARIABLE}={text!r} is no JSON object; unset it or use oasr-serve --set"
-        )
-    return {**parameters, **{str(name): str(value) for name, value in overrides.items()}}
 
 
 def _parse(name: str, text: str) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from oasr_backend.errors import InvalidRequestError
-from oasr_backend.options import ParameterValue
+from oasr_backend.options import ParameterValue, StreamOptions
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.requests import Pending
 from oasr_backend.types import ChunkResult
@@ -220,6 +220,26 @@ def test_numbered_chunks_arrive_without_gap_or_repeat() -> None:
         assert f"chunk_seq={wrong}, expected 9" in send(wrong, 2)
     send(9, 2)
     assert send(10, 3, "E") == text_alone(noise(1))
+
+
+def test_options_after_start_are_refused_and_the_stream_goes_on() -> None:
+    engine = golden_engine()
+    ask_one(engine, "a", noise(1)[:9000], flags="S")
+    late = chunk("a", noise(1)[9000:])._replace(options=StreamOptions(nbest=1))
+    (result,) = engine.process([late])
+    error_of(result, "options came after START", "The stream goes on without this request")
+    on_the_wire = ask_one(engine, "a", noise(1)[9000:], parameters={"sample_rate": 8000})
+    error_of(on_the_wire, "sample_rate=8000 came after START", "goes on without this request")
+    assert ask_one(engine, "a", noise(1)[9000:], flags="E").text == text_alone(noise(1))
+
+
+def test_an_ill_start_replaces_a_live_stream_of_its_id() -> None:
+    engine = golden_engine()
+    ask_one(engine, "a", noise(1), flags="S")
+    result = ask_one(engine, "a", noise(1), flags="S", parameters={"sample_rate": "8000"})
+    error_of(result, "sample_rate='8000' is of type str", "Nothing is open under this id now")
+    assert engine.metrics.finished["replaced"] == 1
+    assert_all_is_free(engine)
 
 
 def test_a_stream_that_began_without_numbers_refuses_one() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oasr_backend.config import KEYS, OVERRIDES_VARIABLE, ServingConfig, merged_parameters
+from oasr_backend.config import KEYS, ServingConfig
 from oasr_backend.errors import ConfigError
 from oasr_backend.options import StreamOptions
 
@@ -164,23 +164,3 @@ def test_a_relative_checkpoint_starts_at_the_models_folder(tmp_path: Path) -> No
     assert absolute == Path("/models/a")
     home = ServingConfig.of(checkpoint_dir="~/a").model.resolve_checkpoint(tmp_path)
     assert home == Path.home() / "a"
-
-
-def test_overrides_of_the_environment_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(OVERRIDES_VARIABLE, raising=False)
-    assert merged_parameters({"device": "cpu"}) == {"device": "cpu"}
-    monkeypatch.setenv(OVERRIDES_VARIABLE, '{"device": "cuda", "max_streams": 8}')
-    assert merged_parameters({"device": "cpu", "dtype": "float32"}) == {
-        "device": "cuda",
-        "dtype": "float32",
-        "max_streams": "8",
-    }
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '"a"'])
-def test_overrides_that_are_no_object_are_refused(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv(OVERRIDES_VARIABLE, text)
-    with pytest.raises(ConfigError, match=OVERRIDES_VARIABLE):
-        merged_parameters({})

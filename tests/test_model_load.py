@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,23 +13,27 @@ import torch
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
 from oasr_backend.triton_backend.load import check_gpu, device_of, load_engine, read_config
+from oasr_backend.triton_backend.overrides import OVERRIDES_VARIABLE, write_overrides
 from tests.conftest import GOLDEN_DIR
 
 GOLDEN = GOLDEN_DIR / "wenet_small"
 
 
-def arguments(*, kind: str = "CPU", idle_us: str = "60000000", **parameters: str) -> dict[str, str]:
+def arguments(
+    *, kind: str = "CPU", idle_us: str = "60000000", candidates: int = 16, **parameters: str
+) -> dict[str, str]:
     """What Triton hands to `initialize`."""
     parameters = {"checkpoint_dir": str(GOLDEN), "max_streams": "4", **parameters}
     config = {
         "parameters": {name: {"string_value": value} for name, value in parameters.items()},
         "sequence_batching": {
             "max_sequence_idle_microseconds": idle_us,
-            "oldest": {"max_candidate_sequences": 16},
+            "oldest": {"max_candidate_sequences": candidates},
         },
     }
     return {
         "model_config": json.dumps(config),
+        "model_name": "oasr_streaming",
         "model_repository": "/nowhere",
         "model_instance_name": "oasr_streaming_0_0",
         "model_instance_kind": kind,
@@ -104,3 +111,49 @@ def test_the_idle_limit_that_excludes_the_other_is_named_where_it_was_set(
 def test_limits_in_the_right_order_are_taken() -> None:
     args = arguments(dead_after_s="80")
     assert load_engine(args, read_config(args)).config.server.dead_after_s == 80
+
+
+@pytest.fixture(name="unread", params=["missing", "garbage"])
+def _unread(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint whose weights are a fault of their own, for the one who reads them."""
+    directory = Path(shutil.copytree(GOLDEN, tmp_path / "checkpoint"))
+    (directory / "final.pt").unlink()
+    if request.param == "garbage":
+        (directory / "final.pt").write_bytes(b"no weights" * 1000)
+    return directory
+
+
+def test_such_weights_are_a_fault_once_they_are_read(unread: Path) -> None:
+    assert "final.pt" in refusal(arguments(checkpoint_dir=str(unread)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"candidates": 4}, "max_candidate_sequences=4 in config.pbtxt must exceed max_streams=4"),
+        ({"idle_us": "90000000"}, "max_sequence_idle_microseconds (90 s)"),
+        ({"max_streams": "0"}, "must exceed max_streams=256"),
+        ({"device": "cuda:99"}, "device='cuda:99'"),
+        ({"num_threads": "5000"}, "num_threads=5000"),
+        ({"beam_size": "0"}, "beam_size=0"),
+    ],
+)
+def test_what_needs_no_weights_is_told_before_they_are_read(
+    unread: Path, changed: dict[str, Any], words: str
+) -> None:
+    assert words in refusal(arguments(checkpoint_dir=str(unread), **changed))
+
+
+def test_a_model_takes_the_overrides_that_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = {
+        "chunk_size": "8", "oasr_streaming:max_streams": "5", "other:dtype": "float16",
+        "load_delay_s": "1",
+    }  # fmt: skip
+    monkeypatch.setenv(OVERRIDES_VARIABLE, write_overrides(overrides))
+    config = read_config(arguments())
+    assert (config.cache.chunk_size, config.step.max_streams, config.model.dtype) == (
+        8, 5, "float32",
+    )  # fmt: skip
+    monkeypatch.setenv(OVERRIDES_VARIABLE, '{"oasr_streaming:load_delay_s": "1"}')
+    with pytest.raises(ConfigError, match="unknown parameter 'load_delay_s'"):
+        read_config(arguments())

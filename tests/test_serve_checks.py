@@ -17,6 +17,7 @@ from oasr_backend.serve.checks import (
     check_numpy,
     check_package,
     check_ports,
+    check_settings,
     check_shared_memory,
     check_stub,
     check_torch,
@@ -168,6 +169,41 @@ def test_the_config_is_read_without_its_comments(tmp_path: Path) -> None:
     of_any_kind = replace(config, is_cpu_only=False)
     assert [of_any_kind.num_instances(num_gpus) for num_gpus in (0, 1, 4)] == [2, 2, 8]
     assert config.parameters == {"checkpoint_dir": "mine", "device": "cpu"}
+
+
+def test_a_key_that_no_model_knows_is_told_with_the_nearest(tmp_path: Path) -> None:
+    echo = read_model_config(ECHO_REPOSITORY / "echo_sequence")
+    models = [_model(tmp_path / "asr"), echo]
+    known = {"max_streams": "4", "load_delay_s": "0", "asr:dtype": "float32"}
+    assert check_settings(models, {**known, "echo_sequence:load_delay_s": "1"}) == []
+    unknown = {"load_delay": "1", "max_stream": "4", "asr:load_delay_s": "0", "arr:dtype": "a"}
+    told = [(one.message, one.remedy) for one in check_settings(models, unknown)]
+    assert told == [
+        ("no model knows the parameter 'load_delay'", "did you mean 'load_delay_s'?"),
+        ("no model knows the parameter 'max_stream'", "did you mean 'max_streams'?"),
+        ("the model asr knows no parameter 'load_delay_s'", "did you mean 'asr:dead_after_s'?"),
+        ("no model is called 'arr'", "write asr:dtype for the nearest"),
+    ]
+    assert check_settings([], unknown) == []
+
+
+def test_each_model_may_have_a_checkpoint_of_its_own(tmp_path: Path) -> None:
+    models = [_model(tmp_path / name, checkpoint="none") for name in ("a", "b")]
+    good = str(_checkpoint(tmp_path / "good"))
+    (problem,) = check_checkpoints(models, {"a:checkpoint_dir": good})
+    assert str(tmp_path / "b" / "none") in problem.message
+    assert check_checkpoints(models, {"a:checkpoint_dir": good, "checkpoint_dir": good}) == []
+
+
+def test_a_checkpoint_of_another_layout_is_left_to_its_reader(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    config = _model(tmp_path / "asr", checkpoint=str(folder))
+    assert "lacks train.yaml" in check_checkpoints([config], {})[0].message
+    (folder / "weights.safetensors").write_text("content")
+    assert check_checkpoints([config], {}) == []
+    archive = _model(tmp_path / "other", checkpoint=str(folder / "weights.safetensors"))
+    assert check_checkpoints([archive], {}) == []
 
 
 def test_the_checkpoint_of_the_config_lies_in_the_model_folder(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import shutil
 import signal
@@ -99,7 +100,6 @@ def _lose_cmvn(folder: Path) -> None:
     [
         ([], _cut, ["final.pt (100000 bytes) is truncated", "copy it again"]),
         ([], _lose_cmvn, ["global_cmvn does not exist", "Copy it there"]),
-        (["--set", "num_left_chunk=4"], None, ["'num_left_chunk'; did you mean 'num_left_chunks'"]),
         (
             ["--set", "chunk_size=wide"],
             None,
@@ -129,19 +129,54 @@ def test_check_only_says_in_one_line_why_the_model_would_not_load(
         assert word in line
 
 
+def test_check_only_tells_a_limit_before_it_reads_the_weights(tmp_path: Path) -> None:
+    checkpoint = Path(shutil.copytree(GOLDEN, tmp_path / "checkpoint"))
+    (checkpoint / "final.pt").write_bytes(b"no weights" * 1000)
+    repository = Path(shutil.copytree(MODEL_REPOSITORY, tmp_path / "repository"))
+    config = repository / "oasr_streaming" / "config.pbtxt"
+    text, count = re.subn(r"(max_candidate_sequences: )\d+", r"\g<1>9", config.read_text())
+    assert count == 1
+    config.write_text(text)
+    arguments, _ = _arguments("--checkpoint", str(checkpoint), repository=repository)
+    result = CliRunner().invoke(app, [*arguments, "--check-only"])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "max_candidate_sequences=9 in config.pbtxt must exceed max_streams=" in line
+
+
+def test_one_checkpoint_for_several_models_is_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(MODEL_REPOSITORY / "oasr_streaming", tmp_path / name)
+    arguments, _ = _arguments("--print-command", repository=tmp_path)
+    both = CliRunner().invoke(app, [*arguments, "--checkpoint", str(GOLDEN)])
+    assert both.exit_code == 0
+    assert "this checkpoint counts for 2 models (a, b); --checkpoint MODEL:DIR" in both.stderr
+    each = [f"--checkpoint=a:{GOLDEN}", f"--checkpoint=b:{GOLDEN}"]
+    assert CliRunner().invoke(app, [*arguments, *each]).stderr == ""
+
+
 def test_every_problem_is_shown_at_once_with_status_2(tmp_path: Path) -> None:
-    arguments, ports = _arguments("--checkpoint", str(tmp_path / "none"), "--check-only")
+    arguments, ports = _arguments(
+        "--checkpoint", str(tmp_path / "none"), "--check-only", "--set", "num_left_chunk=4",
+        repository=MODEL_REPOSITORY,
+    )  # fmt: skip
     with socket.create_server(("127.0.0.1", ports[1])):
         result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["port", "checkpoint"]
+    assert [line.partition(":")[0] for line in lines] == ["port", "setting", "checkpoint"]
     assert "choose another port with --grpc-port" in lines[0]
+    assert lines[1] == (
+        "setting: no model knows the parameter 'num_left_chunk'; did you mean 'num_left_chunks'?"
+    )
 
 
 def test_a_skipped_check_does_not_stop_the_start(tmp_path: Path) -> None:
-    arguments, _ = _arguments("--checkpoint", str(tmp_path / "none"), "--check-only")
-    result = CliRunner().invoke(app, [*arguments, "--skip-check", "checkpoint"])
+    arguments, _ = _arguments(
+        "--checkpoint", str(tmp_path / "none"), "--check-only", repository=MODEL_REPOSITORY
+    )
+    skips = ["--skip-check", "checkpoint", "--skip-check", "load"]
+    result = CliRunner().invoke(app, [*arguments, *skips])
     assert result.exit_code == 0
 
 
@@ -150,11 +185,13 @@ def test_an_unknown_check_is_refused_with_the_known_ones() -> None:
     result = CliRunner().invoke(app, arguments, env={"COLUMNS": "500"})
     assert result.exit_code == 2
     assert "there is no check 'nothing'; name one of numpy, torch, " in result.stderr
-    assert "checkpoint, shm, load" in result.stderr
+    assert "setting, checkpoint, shm, load" in result.stderr
 
 
 def test_a_file_as_checkpoint_is_told_with_its_folder() -> None:
-    arguments, _ = _arguments("--checkpoint", str(GOLDEN / "final.pt"), "--check-only")
+    arguments, _ = _arguments(
+        "--checkpoint", str(GOLDEN / "final.pt"), "--check-only", repository=MODEL_REPOSITORY
+    )
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert result.stderr == (
@@ -172,7 +209,9 @@ def test_a_wrong_setting_is_one_line_with_status_2() -> None:
 
 
 def test_the_printed_command_ends_with_the_flags_for_triton() -> None:
-    arguments, ports = _arguments("--print-command", "--set", "a=b", "--", "--log-verbose=1")
+    arguments, ports = _arguments(
+        "--print-command", "--set", "load_delay_s=0", "--", "--log-verbose=1"
+    )
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0
     assert result.stdout.rstrip().endswith("--log-verbose=1")
@@ -321,7 +360,7 @@ def test_a_server_that_is_not_ready_in_time_is_stopped_with_status_1() -> None:
 
 @pytest.mark.live
 def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
-    arguments, _ = _arguments("--set", "num_left_chunk=4", repository=MODEL_REPOSITORY)
+    arguments, _ = _arguments("--set", "chunk_size=wide", repository=MODEL_REPOSITORY)
     result = subprocess.run(
         [OASR_SERVE, *arguments], capture_output=True, text=True, timeout=GUARD_S, check=False
     )
@@ -329,8 +368,8 @@ def test_the_last_line_of_a_failed_start_is_the_cause_and_the_remedy() -> None:
     error, cause = result.stderr.splitlines()[-2:]
     assert error == "error: tritonserver ended with status 1:"
     assert cause.startswith(
-        "the model oasr_streaming was not loaded: ConfigError: unknown parameter 'num_left_chunk'; "
-        "did you mean 'num_left_chunks'?"
+        "the model oasr_streaming was not loaded: ConfigError: chunk_size='wide' is not an "
+        "integer; write one such as 16"
     )
     assert "At:" not in cause
 

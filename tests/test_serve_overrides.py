@@ -6,15 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from oasr_backend.config import OVERRIDES_VARIABLE
 from oasr_backend.errors import ConfigError
 from oasr_backend.serve.command import ServerSettings, build_environment, format_command
 from oasr_backend.serve.embedded import TritonInstall
-from oasr_backend.serve.overrides import (
-    collect_overrides,
-    encode_overrides,
-    inherited_overrides,
-)
+from oasr_backend.serve.overrides import collect_overrides
+from oasr_backend.triton_backend.overrides import OVERRIDES_VARIABLE
 
 CONTAINER_SERVER = TritonInstall(Path("/opt/tritonserver/bin/tritonserver"))
 
@@ -31,7 +27,7 @@ def test_a_value_may_hold_an_equals_sign_or_be_empty() -> None:
     assert collect_overrides(["a=b=c", "d="]) == {"a": "b=c", "d": ""}
 
 
-@pytest.mark.parametrize("setting", ["max_streams", "=4", " =4", ""])
+@pytest.mark.parametrize("setting", ["max_streams", "=4", " =4", "", ":a=4", "asr:=4"])
 def test_a_setting_that_is_not_key_value_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match="is not KEY=VALUE"):
         collect_overrides([setting])
@@ -41,27 +37,32 @@ def test_a_relative_checkpoint_becomes_absolute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = collect_overrides([], checkpoint=Path("mine"), device="cpu")
+    overrides = collect_overrides([], checkpoints=["mine"], device="cpu")
     assert overrides == {"checkpoint_dir": str(tmp_path / "mine"), "device": "cpu"}
+
+
+def test_a_setting_may_name_its_model() -> None:
+    found = collect_overrides(["asr:max_streams=4", "max_streams=8", "asr:max_streams=a:b=c"])
+    assert found == {"asr:max_streams": "a:b=c", "max_streams": "8"}
+
+
+def test_a_checkpoint_may_name_its_model_and_a_folder_may_hold_a_colon(tmp_path: Path) -> None:
+    items = [f"asr:{tmp_path}/a:b", f"{tmp_path}/c:d"]
+    assert collect_overrides([], checkpoints=items, models=["asr", "other"]) == {
+        "asr:checkpoint_dir": f"{tmp_path}/a:b",
+        "checkpoint_dir": f"{tmp_path}/c:d",
+    }
 
 
 def test_one_setting_given_in_two_ways_is_refused() -> None:
     with pytest.raises(ConfigError, match="--checkpoint"):
-        collect_overrides(["checkpoint_dir=a"], checkpoint=Path("b"))
+        collect_overrides(["checkpoint_dir=a"], checkpoints=["b"])
+    with pytest.raises(ConfigError, match="'asr:checkpoint_dir' is given by --set and by"):
+        collect_overrides(["asr:checkpoint_dir=a"], checkpoints=["asr:b"], models=["asr"])
+    with pytest.raises(ConfigError, match="--checkpoint gives 'checkpoint_dir' twice"):
+        collect_overrides([], checkpoints=["a", "b"])
     with pytest.raises(ConfigError, match="--device"):
         collect_overrides(["device=cpu"], device="cuda")
-
-
-def test_overrides_survive_the_environment() -> None:
-    overrides = {"text": 'quotes " and \\ and ü', "max_streams": "8"}
-    environment = {OVERRIDES_VARIABLE: encode_overrides(overrides)}
-    assert inherited_overrides(environment) == overrides
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '{"a": 1}'])
-def test_a_variable_that_is_no_object_of_strings_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=OVERRIDES_VARIABLE):
-        inherited_overrides({OVERRIDES_VARIABLE: text})
 
 
 def test_command_line_overrides_win_over_inherited_ones() -> None:

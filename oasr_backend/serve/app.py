@@ -23,9 +23,14 @@ from oasr_backend.serve.command import (
 )
 from oasr_backend.serve.cores import parse_instance_cores
 from oasr_backend.serve.embedded import TritonInstall, find_triton
-from oasr_backend.serve.overrides import collect_overrides
+from oasr_backend.serve.overrides import CHECKPOINT_KEY, collect_overrides, known_keys
 from oasr_backend.serve.process import TritonServer
-from oasr_backend.serve.repository import default_model_repository
+from oasr_backend.serve.repository import (
+    default_model_repository,
+    model_directories,
+    model_names,
+    read_model_config,
+)
 from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
 from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
 from oasr_backend.serve.trial import find_load_problems
@@ -50,14 +55,22 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         typer.Option(help="Default: that of the checkout, else ./model_repository."),
     ] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option(help="Folder of the checkpoint to serve.")
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL:]DIR",
+            help="Folder of the checkpoint to serve, by all models or by one; repeatable.",
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda or cuda:N; default: as config.pbtxt says.")
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Override one parameter; repeatable."),
+        typer.Option(
+            "--set",
+            metavar="[MODEL:]KEY=VALUE",
+            help="Override one parameter, of all models that know it or of one; repeatable.",
+        ),
     ] = None,
     instance_cores: Annotated[
         str | None,
@@ -110,19 +123,24 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     died or hangs, otherwise that of tritonserver.
     """
     try:
+        repository = model_repository or default_model_repository()
+        names = model_names(repository)
         settings = ServerSettings(
-            model_repository=model_repository or default_model_repository(),
+            model_repository=repository,
             http_port=http_port,
             grpc_port=grpc_port,
             metrics_port=metrics_port,
             host=host,
-            overrides=collect_overrides(set_ or (), checkpoint=checkpoint, device=device),
+            overrides=collect_overrides(
+                set_ or (), checkpoints=checkpoint or (), device=device, models=names
+            ),
             extra_flags=tuple(extra_flags or ()),
             instance_cores=None if instance_cores is None else parse_instance_cores(instance_cores),
         )
         install = find_triton()
         skipped = _known_checks(skip_check or ())
         _exit_on_problems(find_problems(install, settings), skipped)
+        _tell_shared_checkpoint(settings)
         if check_only:
             if "load" not in skipped:
                 _exit_on_problems(find_load_problems(install, settings), skipped)
@@ -138,6 +156,19 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
     except OasrError as error:
         _stderr.print(f"[red]error:[/] {escape(str(error))}")
         raise typer.Exit(EXIT_PROBLEMS if isinstance(error, ValueError) else EXIT_FAILED) from error
+
+
+def _tell_shared_checkpoint(settings: ServerSettings) -> None:
+    """One checkpoint for several models is rarely what is meant."""
+    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    names = [config.name for config in configs if CHECKPOINT_KEY in known_keys(config)]
+    if len(names) > 1 and CHECKPOINT_KEY in settings.overrides:
+        _stderr.print(
+            escape(
+                f"note: this checkpoint counts for {len(names)} models ({', '.join(names)}); "
+                "--checkpoint MODEL:DIR gives each its own"
+            )
+        )
 
 
 def _known_checks(names: Iterable[str]) -> set[str]:

@@ -25,7 +25,7 @@ from oasr_backend.serve.embedded import (
     TritonInstall,
     find_libpython,
 )
-from oasr_backend.serve.overrides import CHECKPOINT_KEY
+from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of, unknown_names
 from oasr_backend.serve.ports import bind_error
 from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
 from oasr_backend.serve.shm import SHM_DIRECTORY
@@ -35,6 +35,7 @@ from oasr_backend.serve.stack import (
     hard_limit_bytes,
     is_reserved_whole,
 )
+from oasr_backend.triton_backend.overrides import read_overrides
 
 # Room for one request in shared memory: 1 s of FP32 samples at 16 kHz.
 REQUEST_BYTES = 16_000 * 4
@@ -52,6 +53,7 @@ CheckName = Literal[
     "cores",
     "port",
     "model-repository",
+    "setting",
     "checkpoint",
     "shm",
     "load",
@@ -83,7 +85,9 @@ def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Prob
     num_gpus = count_gpus() if install.wheel_root is None else 0
     num_instances = sum(config.num_instances(num_gpus) for config in configs)
     problems += check_instance_cores(settings, num_instances)
-    problems += check_checkpoints(configs, settings.overrides)
+    overrides = {**read_overrides(), **settings.overrides}
+    problems += check_settings(configs, overrides)
+    problems += check_checkpoints(configs, overrides)
     problems += check_shared_memory(shared_memory_need_bytes(configs))
     return problems
 
@@ -227,29 +231,43 @@ def check_model_repository(repository: Path) -> list[Problem]:
     ]
 
 
+def check_settings(configs: Sequence[ModelConfig], overrides: Mapping[str, str]) -> list[Problem]:
+    """Each override names a model of the repository and a key that it knows."""
+    if not configs:
+        return []
+    return [Problem("setting", *texts) for texts in unknown_names(configs, overrides)]
+
+
 def check_checkpoints(
     configs: Sequence[ModelConfig], overrides: Mapping[str, str]
 ) -> list[Problem]:
     """The checkpoint of each model that has one; a relative path starts at the model's folder."""
-    given = overrides.get(CHECKPOINT_KEY)
-    values = [(item.directory, given or item.parameters.get(CHECKPOINT_KEY)) for item in configs]
+    values = [
+        (item.directory, parameters_of(item, overrides).get(CHECKPOINT_KEY)) for item in configs
+    ]
     folders = {folder / Path(value).expanduser() for folder, value in values if value}
     return [problem for folder in sorted(folders) for problem in _checkpoint_problems(folder)]
 
 
 def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
     remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES) + " by --checkpoint"
-    if folder.is_file():
+    if folder.is_file() and folder.name in CHECKPOINT_FILES:
         remedy = f"give its folder {folder.parent} by --checkpoint"
         yield Problem("checkpoint", f"the checkpoint {folder} is a file, not a folder", remedy)
         return
-    if not folder.is_dir():
+    if not folder.exists():
         yield Problem("checkpoint", f"the checkpoint folder {folder} does not exist", remedy)
         return
     missing = [name for name in CHECKPOINT_FILES if not _is_filled(folder / name)]
-    if missing:
+    if missing and _is_ours_to_judge(folder):
         message = f"the checkpoint {folder} lacks {', '.join(missing)} (absent or empty)"
         yield Problem("checkpoint", message, remedy)
+
+
+def _is_ours_to_judge(folder: Path) -> bool:
+    """Whether it is empty or of WeNet's layout: a reader of its own may know any other."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
+    return not names or any(name in CHECKPOINT_FILES for name in names)
 
 
 def _is_filled(path: Path) -> bool:

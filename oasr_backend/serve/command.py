@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oasr_backend.config import OVERRIDES_VARIABLE
 from oasr_backend.serve.cores import elsewhere, host_policies
 from oasr_backend.serve.embedded import TritonInstall, prepare_backend_directory
-from oasr_backend.serve.overrides import (
-    encode_overrides,
-    inherited_overrides,
-)
 from oasr_backend.serve.shm import new_region_prefix
 from oasr_backend.serve.stack import with_deep_stacks
+from oasr_backend.triton_backend.overrides import (
+    OVERRIDES_VARIABLE,
+    read_overrides,
+    write_overrides,
+)
 
 # Reserved at start for each model instance; it grows with the batches that arrive.
 SHM_REGION_BYTES = 16 << 20
@@ -34,6 +34,7 @@ LOAD_TIMEOUT_S = 600
 class ServerSettings:
     """What one server is asked to do. `extra_flags` come last, so they win over the others.
 
+    overrides: by a key that counts for all models that know it, or by MODEL:key
     instance_cores: cores that nothing of the server but its instances runs on; None: any, all.
     """
 
@@ -100,9 +101,9 @@ def build_environment(
         result["LD_LIBRARY_PATH"] = _prepend(libraries, result.get("LD_LIBRARY_PATH"))
     # OpenMP threads that spin while they wait take the cores from the server and from each other.
     result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    overrides = {**inherited_overrides(result), **settings.overrides}
+    overrides = {**read_overrides(result), **settings.overrides}
     if overrides:
-        result[OVERRIDES_VARIABLE] = encode_overrides(overrides)
+        result[OVERRIDES_VARIABLE] = write_overrides(overrides)
     return result
 
 

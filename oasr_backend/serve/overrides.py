@@ -1,71 +1,100 @@
-"""Server-side settings given on the command line instead of in config.pbtxt.
-
-They reach the model through one environment variable, which the stub process inherits: a JSON
-object of strings that wins over the `parameters` of config.pbtxt.
-"""
+"""Settings given on the command line instead of in config.pbtxt, and the models that know them."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from oasr_backend.config import OVERRIDES_VARIABLE
+from oasr_backend.config import KEYS
 from oasr_backend.errors import ConfigError
+from oasr_backend.serve.repository import ModelConfig
+from oasr_backend.triton_backend.overrides import overrides_of, split_name
 
 CHECKPOINT_KEY = "checkpoint_dir"
 DEVICE_KEY = "device"
 
 
 def collect_overrides(
-    settings: Iterable[str], *, checkpoint: Path | None = None, device: str | None = None
+    settings: Iterable[str],
+    *,
+    checkpoints: Iterable[str] = (),
+    device: str | None = None,
+    models: Sequence[str] = (),
 ) -> dict[str, str]:
-    """Merge `--set key=value` items (the last of a key counts) with the named options.
+    """Merge `--set [MODEL:]key=value` items (the last of a key counts) with the named options.
 
-    Raises ConfigError for an item without `=` or key, and for a key that a named option sets too.
+    settings     items of --set
+    checkpoints  items of --checkpoint: a folder, or MODEL:folder for one of `models`
+    models       the names of the repository's models
+
+    Raises ConfigError for an item without `=` or key, and for a key that is given in two ways.
     """
     overrides = dict(_parse_setting(setting) for setting in settings)
-    named = {"--checkpoint": (CHECKPOINT_KEY, None), "--device": (DEVICE_KEY, device)}
-    if checkpoint is not None:
-        # The server may run in another folder than the command.
-        named["--checkpoint"] = (CHECKPOINT_KEY, str(checkpoint.expanduser().resolve()))
-    for option, (key, value) in named.items():
-        if value is None:
-            continue
-        if key in overrides:
-            raise ConfigError(f"{key!r} is given by --set and by {option}; give it once")
-        overrides[key] = value
-    return overrides
+    named = [("--checkpoint", *_parse_checkpoint(item, models)) for item in checkpoints]
+    if device is not None:
+        named.append(("--device", DEVICE_KEY, device))
+    by_option: dict[str, str] = {}
+    for option, name, value in named:
+        if name in overrides:
+            raise ConfigError(f"{name!r} is given by --set and by {option}; give it once")
+        if name in by_option:
+            raise ConfigError(f"{option} gives {name!r} twice; give it once for each model")
+        by_option[name] = value
+    return {**overrides, **by_option}
 
 
 def _parse_setting(setting: str) -> tuple[str, str]:
-    key, separator, value = setting.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {setting!r} is not KEY=VALUE; write e.g. --set max_streams=64")
-    return key.strip(), value
+    name, separator, value = setting.partition("=")
+    model, key = split_name(name)
+    if not separator or not key or (":" in name and not model):
+        raise ConfigError(
+            f"--set {setting!r} is not KEY=VALUE or MODEL:KEY=VALUE; write e.g. --set "
+            "max_streams=64"
+        )
+    return _joined(model, key), value
 
 
-def inherited_overrides(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The overrides already in the environment. Raises ConfigError when they are no JSON object."""
-    text = (os.environ if environment is None else environment).get(OVERRIDES_VARIABLE)
-    if not text:
-        return {}
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(_bad_variable(text)) from error
-    if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
-        raise ConfigError(_bad_variable(text))
-    return values
+def _parse_checkpoint(item: str, models: Sequence[str]) -> tuple[str, str]:
+    """A folder's name may hold a colon too: what stands before it must be a model's name."""
+    model, _, folder = item.partition(":")
+    if model not in models:
+        model, folder = "", item
+    # The server may run in another folder than the command.
+    return _joined(model, CHECKPOINT_KEY), str(Path(folder).expanduser().resolve())
 
 
-def _bad_variable(text: str) -> str:
-    return (
-        f"{OVERRIDES_VARIABLE}={text!r} is not a JSON object of strings; "
-        "unset it or use oasr-serve --set"
-    )
+def _joined(model: str, key: str) -> str:
+    return f"{model}:{key}" if model else key
 
 
-def encode_overrides(overrides: Mapping[str, str]) -> str:
-    return json.dumps(dict(overrides), sort_keys=True)
+def known_keys(config: ModelConfig) -> set[str]:
+    """The keys that a model knows: those of its config.pbtxt, and of this backend if it is ours."""
+    return set(config.parameters) | (set(KEYS) if config.is_ours else set())
+
+
+def parameters_of(config: ModelConfig, overrides: Mapping[str, str]) -> dict[str, str]:
+    """The parameters that the model will have."""
+    return {**config.parameters, **overrides_of(config.name, overrides, known_keys(config))}
+
+
+def unknown_names(
+    configs: Sequence[ModelConfig], overrides: Mapping[str, str]
+) -> Iterable[tuple[str, str]]:
+    """What no model of the repository knows, and what to write instead."""
+    models = {config.name: known_keys(config) for config in configs}
+    for name in overrides:
+        model, key = split_name(name)
+        if model and model not in models:
+            nearest = _nearest(model, models)
+            yield f"no model is called {model!r}", f"write {nearest}:{key} for the nearest"
+            continue
+        known = models[model] if model else set().union(*models.values())
+        if key not in known:
+            owner = f"the model {model} knows no" if model else "no model knows the"
+            remedy = f"did you mean {_joined(model, _nearest(key, known))!r}?" if known else ""
+            yield f"{owner} parameter {key!r}", remedy
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]

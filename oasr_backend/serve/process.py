@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from oasr_backend.errors import ServerError
 from oasr_backend.serve.command import (
@@ -27,7 +22,7 @@ from oasr_backend.serve.drain import Drain
 from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.group import kill_group
 from oasr_backend.serve.guard import OwnerGuard
-from oasr_backend.serve.log import OutputRelay, error_lines, load_failures
+from oasr_backend.serve.output import TAIL_LINES, ServerOutput
 from oasr_backend.serve.ports import find_free_ports, reachable_host
 from oasr_backend.serve.repository import model_names
 from oasr_backend.serve.shm import remove_orphaned_regions, remove_regions
@@ -35,9 +30,6 @@ from oasr_backend.serve.shm import remove_orphaned_regions, remove_regions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_LOG_TAIL_LINES = 30
-_CAUSE_SEARCH_LINES = 1_000
-_RELAY_WAIT_S = 2.0
 # Requests to the server on this machine never go through a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -63,15 +55,17 @@ class TritonServer:
         inherit_output: bool = False,
     ) -> None:
         self.settings = settings
-        self.log_path = log_path
+        self._output = ServerOutput(log_path, is_relayed=inherit_output)
         self._install = install
-        self._inherit_output = inherit_output
-        self._owns_log = False
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: OwnerGuard | None = None
-        self._relay: OutputRelay | None = None
         self._was_ready = False
         self._has_drained = False
+
+    @property
+    def log_path(self) -> Path | None:
+        """The file of the log; None before the start, and where the output is inherited."""
+        return self._output.path
 
     @property
     def http_url(self) -> str:
@@ -110,7 +104,7 @@ class TritonServer:
         remove_orphaned_regions()
         command = build_command(install, self.settings)
         environment = build_environment(install, self.settings)
-        with self._open_log() as log:
+        with self._output.open(subprocess.PIPE) as log:
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -120,8 +114,7 @@ class TritonServer:
                 start_new_session=True,
             )
         self._guard = OwnerGuard(self.pid, self.settings.shm_prefix)
-        if self._process.stdout is not None:
-            self._relay = OutputRelay(self._process.stdout, sys.stderr.buffer)
+        self._output.attach(self._process.stdout)
         logger.info("started %s as process %d", install.binary, self.pid)
 
     def wait_ready(self, timeout_s: float) -> None:
@@ -184,16 +177,11 @@ class TritonServer:
             self._drain(self._process, grace_s)
         self._clear_up()
         if self.exit_status == 0 or self._has_drained:
-            self._remove_own_log()
+            self._output.remove_own()
 
-    def log_tail(self, lines: int = _LOG_TAIL_LINES) -> str:
+    def log_tail(self, lines: int = TAIL_LINES) -> str:
         """The last lines of the log."""
-        text = ""
-        if self._relay is not None:
-            text = self._relay.text()
-        elif self.log_path is not None and self.log_path.exists():
-            text = self.log_path.read_text(encoding="utf-8", errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return self._output.tail(lines)
 
     def __enter__(self) -> TritonServer:
         self.start()
@@ -207,7 +195,7 @@ class TritonServer:
     ) -> None:
         self.stop()
         if error is None:
-            self._remove_own_log()
+            self._output.remove_own()
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -230,27 +218,11 @@ class TritonServer:
                 return
             time.sleep(_POLL_S)
 
-    def _open_log(self) -> contextlib.AbstractContextManager[IO[bytes] | int]:
-        if self._inherit_output:
-            return contextlib.nullcontext(subprocess.PIPE)
-        if self.log_path is None:
-            handle, name = tempfile.mkstemp(prefix="oasr-tritonserver-", suffix=".log")
-            self.log_path, self._owns_log = Path(name), True
-            return os.fdopen(handle, "wb")
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        return self.log_path.open("wb")
-
     def _failure(self, what: str) -> str:
-        if self._relay is not None and self.exit_status is not None:
-            self._relay.join(_RELAY_WAIT_S)
-        log = self.log_tail(_CAUSE_SEARCH_LINES)
-        cause = "\n".join(load_failures(log)) or error_lines(log) or self.log_tail()
+        if self.exit_status is not None:
+            self._output.join()
         where = "" if self.log_path is None else f"; its log is {self.log_path}"
-        return f"tritonserver {what}{where}:\n{cause}"
-
-    def _remove_own_log(self) -> None:
-        if self._owns_log and self.log_path is not None:
-            self.log_path.unlink(missing_ok=True)
+        return f"tritonserver {what}{where}:\n{self._output.cause()}"
 
     def _clear_up(self) -> None:
         process = self._started()
@@ -259,8 +231,7 @@ class TritonServer:
         remove_regions(self.settings.shm_prefix)
         if self._guard is not None:
             self._guard.release()
-        if self._relay is not None:
-            self._relay.join(_RELAY_WAIT_S)
+        self._output.join()
 
 
 def _read(url: str, *, timeout_s: float = 2.0) -> str | None:

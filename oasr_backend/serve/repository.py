@@ -33,6 +33,8 @@ class ModelConfig:
     is_cpu_only: bool
     parameters: dict[str, str]
     sequence_batching: dict[str, Any]
+    # Whether its model.py, or else its checkpoint, shows that this backend serves it.
+    is_ours: bool = False
 
     @property
     def name(self) -> str:
@@ -49,6 +51,7 @@ class ModelConfig:
         config = {"parameters": parameters, "sequence_batching": self.sequence_batching}
         return {
             "model_config": json.dumps(config),
+            "model_name": self.name,
             "model_repository": str(self.directory.resolve()),
             "model_instance_name": f"{self.name}_0_0",
             "model_instance_kind": "AUTO",
@@ -59,14 +62,21 @@ class ModelConfig:
 def read_model_config(model_directory: Path) -> ModelConfig:
     text = _COMMENT.sub("", (model_directory / "config.pbtxt").read_text(encoding="utf-8"))
     batch, count = _MAX_BATCH_SIZE.search(text), _INSTANCE_COUNT.search(text)
+    parameters = {match["key"]: match["value"] for match in _PARAMETER.finditer(text)}
     return ModelConfig(
         directory=model_directory,
         max_batch_size=int(batch[1]) if batch else 1,
         instance_count=int(count[1]) if count else 1,
         is_cpu_only=_CPU_ONLY.search(text) is not None,
-        parameters={match["key"]: match["value"] for match in _PARAMETER.finditer(text)},
+        parameters=parameters,
         sequence_batching=_sequence_batching(text),
+        is_ours="checkpoint_dir" in parameters or _imports_us(model_directory),
     )
+
+
+def _imports_us(model_directory: Path) -> bool:
+    shells = model_directory.glob("[0-9]*/model.py")
+    return any(b"oasr_backend" in shell.read_bytes() for shell in shells)
 
 
 def _sequence_batching(text: str) -> dict[str, Any]:

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping
 from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import LOAD_TIMEOUT_S, ServerSettings, build_environment
 from oasr_backend.serve.embedded import TritonInstall
-from oasr_backend.serve.overrides import CHECKPOINT_KEY
 from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
 
 
 def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
-    """Takes the memory and time of a start. It leaves out models without a checkpoint."""
+    """Takes the memory and time of a start. Models of other backends are left out."""
     environment = build_environment(install, settings)
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
-    ours = [config for config in configs if CHECKPOINT_KEY in config.parameters]
+    ours = [config for config in configs if config.is_ours]
     return [problem for config in ours for problem in _problems_of(config, environment)]
 
 

@@ -145,6 +145,11 @@ class Admission:
         stream = self._streams.get(chunk.stream_id, now_s=now_s)
         if chunk.fault is not None:
             raise chunk.fault
+        if chunk.options is not None:
+            raise InvalidRequestError(
+                f"stream {stream.stream_id!r}: options came after START; send them with its first "
+                "request"
+            )
         return stream
 
     def _accept(self, stream: Stream, chunk: AudioChunk) -> None:

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from oasr_backend.config import ServingConfig, merged_parameters
+from oasr_backend.config import KEYS, ServingConfig
 from oasr_backend.errors import ConfigError, OasrError
 from oasr_backend.streaming import assemble
 from oasr_backend.streaming.engine import Engine
+from oasr_backend.triton_backend.overrides import overrides_of, read_overrides
 
 
 def read_config(args: Mapping[str, str]) -> ServingConfig:
@@ -28,22 +29,23 @@ def read_config(args: Mapping[str, str]) -> ServingConfig:
     parameters = {
         name: value["string_value"] for name, value in model_config.get("parameters", {}).items()
     }
-    config = ServingConfig.from_parameters(merged_parameters(parameters))
+    overrides = overrides_of(args["model_name"], read_overrides(), KEYS)
+    config = ServingConfig.from_parameters({**parameters, **overrides})
     idle_s = _sequence_idle_s(model_config)
     return config if config.server.dead_after_s else config.changed(dead_after_s=idle_s)
 
 
 def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
-    """Raises ConfigError, CheckpointError among them."""
-    if config.model.num_threads:
-        torch.set_num_threads(config.model.num_threads)
+    """Raises ConfigError, CheckpointError among them; what needs no weights is told first."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = device_of(config.model.device, args, num_gpus=num_gpus)
+    on_gpu = device.startswith("cuda")
+    _check_sequence_batching(json.loads(args["model_config"]), config.with_defaults(on_gpu=on_gpu))
     check_gpu(device, config.model.device, num_gpus=num_gpus)
+    if config.model.num_threads:
+        torch.set_num_threads(config.model.num_threads)
     checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
-    engine = assemble.load_engine(checkpoint_dir, config, device=device)
-    _check_sequence_batching(json.loads(args["model_config"]), engine.config)
-    return engine
+    return assemble.load_engine(checkpoint_dir, config, device=device)
 
 
 def device_of(choice: str, args: Mapping[str, str], *, num_gpus: int) -> str:

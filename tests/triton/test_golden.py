@@ -16,6 +16,7 @@ import soundfile
 import tritonclient.grpc as triton
 
 from oasr_backend.config import ServingConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.types import AudioChunk
 from tests.conftest import DEMO_DIR
@@ -98,7 +99,7 @@ def decode_in_process(golden: Golden, settings: dict[str, str], pcm: Pcm16) -> d
         samples_S,
         is_first=True,
         is_last=True,
-        parameters={"nbest": BEAM},
+        options=StreamOptions.from_parameters({"nbest": BEAM}, engine.config.defaults),
         wants_result=True,
     )
     (result,) = engine.process([chunk])
