@@ -30,10 +30,9 @@ class Engine:
     """Serves many streams with one model. Thread-safe: every public call takes the lock.
 
     `submit` admits requests, `step` advances every stream that has a full window by one, and a
-    request is done once its stream has none left. `process` does all of it for callers that can
-    wait. While the model or the attention decoder runs the lock is free, so that no caller waits
-    for a step to be told no. What the step works on stays as it is: a stream's next request waits
-    behind the one that is served.
+    request is done once its stream has none left. While the model or the attention decoder runs
+    the lock is free, so that no caller waits for a step to be told no. What the step works on stays
+    as it is: a stream's next request waits behind the one that is served.
     """
 
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +56,7 @@ class Engine:
         return self.stepper.age_s
 
     def process(self, requests: Sequence[AudioChunk]) -> list[ChunkResult]:
-        """One answer per request, in their order; never raises for one stream's fault."""
+        """All of it, for callers that can wait: one answer per request, in their order."""
         batch = self.submit(requests)
         while not all(pending.is_done for pending in batch):
             self.step()
@@ -97,16 +96,14 @@ class Engine:
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
         with self._lock:
-            limit_s = self.config.server.stream_idle_timeout_s
-            return self.parts.admission.reap(before_s=self._clock() - limit_s)
+            return self.parts.admission.reap_idle(now_s=self._clock())
 
     def close(self) -> None:
         """Answers what is still waiting with an error and frees every stream."""
         with self._stepping, self._lock:
+            unloaded = StepFailedError("the server unloads this model; send START again")
             for pending in self._queues.all():
-                self._refuse(
-                    pending, StepFailedError("the server unloads this model; send START again")
-                )
+                self._refuse(pending, unloaded)
             self._queues.clear()
             for stream in self.streams:
                 self.parts.admission.abort(stream, reason="unload")
@@ -196,9 +193,8 @@ class Engine:
         self._weigh_ends(stream for _, stream in heard)
         texts = self.parts.results.texts([stream for _, stream in heard])
         for (head, stream), text in zip(heard, texts, strict=True):
-            document = None
-            if head.request.wants_result:
-                document = self.parts.results.document(text, stream)
+            wants_result = head.request.wants_result
+            document = self.parts.results.document(text, stream) if wants_result else None
             head.result = ChunkResult(text=text, document=document)
             if stream.finish_reason:
                 with _freeing(stream):
