@@ -215,7 +215,7 @@ def _fate(chunk: AudioChunk) -> str:
     if chunk.is_first:
         return "Nothing is open under this id now"
     if chunk.is_last:
-        return "The stream is closed even so, since Triton has ended its sequence"
+        return "The stream is closed too, since Triton has ended its sequence"
     return "The stream goes on without this request"
 
 
