@@ -19,6 +19,7 @@ from benchmarks.random_checkpoint import write_random_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32
 from oasr_backend.kernels import best_tokens
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
 
@@ -38,7 +39,9 @@ class StepBench:
         self._engine = engine
         self.runner = engine._runner
         self.generations = tuple(range(10_000, 10_000 + width))
-        self._contexts = [engine.caches.open(generation) for generation in self.generations]
+        self._contexts = [
+            engine.caches.open(generation, StreamOptions()) for generation in self.generations
+        ]
         generator = np.random.default_rng(0)
         rows = self.runner.next_staging()[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.engine import Engine
 from tests.engine_helpers import STRIDE_SAMPLES, WINDOW_SAMPLES, golden_engine, noise
 from tests.same_results import TOLERANCE
@@ -26,7 +27,7 @@ class Stepper:
         self._lane_S = lane_S
         self.generations = list(range(num_streams))
         for generation in self.generations:
-            self._caches.open(generation)
+            self._caches.open(generation, StreamOptions())
 
     @torch.inference_mode()
     def step(self, windows_BS: Tensor, num_frames: list[int], *, width: int) -> Tensor:

@@ -18,6 +18,7 @@ from oasr_backend.checkpoints import load_wenet
 from oasr_backend.config import ServingConfig
 from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.runner import EncoderRunner
@@ -105,7 +106,7 @@ class _FeatureSession:
         )
         self.streams = [_FeatureStream(index, array, geometry) for index, array in enumerate(feats)]
         for stream in self.streams:
-            engine.caches.open(stream.generation)
+            engine.caches.open(stream.generation, StreamOptions.from_config(engine.config))
 
     def step(self, streams: Sequence[_FeatureStream]) -> None:
         if not streams:

@@ -215,7 +215,7 @@ class StreamCaches:
         )
         self.ctc = DecoderDoor(decoders)
 
-    def open(self, generation: int, options: StreamOptions | None = None) -> StreamContext[None]:
+    def open(self, generation: int, options: StreamOptions) -> StreamContext[None]:
         """Allocates every per-stream state, or none of it; `options` choose the decoder."""
         with ExitStack() as undo:
             self.attention.allocate_stream(generation)
@@ -225,7 +225,7 @@ class StreamCaches:
             self.states.allocate_stream(generation)
             undo.callback(self.states.free_stream, generation)
             (slot,) = self.attention.slots_of([generation])
-            self.ctc.allocate_stream(generation, int(slot), options or StreamOptions())
+            self.ctc.allocate_stream(generation, int(slot), options)
             undo.pop_all()
         return StreamContext(generation, self.attention, self.conv, self.ctc, states=self.states)
 
