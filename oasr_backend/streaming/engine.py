@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from oasr_backend.device import on_device
 from oasr_backend.errors import OasrError, StepFailedError
@@ -24,6 +24,8 @@ from oasr_backend.streaming.streams import NO_SLOT, Stream
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
+
+_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class Engine:
@@ -148,18 +150,26 @@ class Engine:
     def _conclude(self, landed: Sequence[Stream]) -> None:
         """Answers those that need no further step, while the device is at the others'."""
         with self.stepper.failing(landed):
-            self._weigh_ends(landed)
+            self._weigh_ends(landed, while_weighing=self._lock.released())
         self._settle([self._queues.head(stream.stream_id) for stream in landed])
 
-    def _weigh_ends(self, streams: Iterable[Stream]) -> None:
-        """The last order of those that ended; the attention decoder runs with the lock free."""
+    def _weigh_ends(
+        self,
+        streams: Iterable[Stream],
+        *,
+        while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
+    ) -> None:
+        """The last order of those that ended; the attention decoder runs in `while_weighing`."""
+        if not self.store.decoders.weighs_ends:
+            return
         ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
         slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
-        weighing = self.store.decoders.end(slots) if slots else None
-        if weighing is not None:
-            with self._lock.released():
-                weighing.weigh()
-            weighing.settle()
+        if weighing := self.store.decoders.end(slots):
+            try:
+                with while_weighing:
+                    weighing.weigh()
+            finally:
+                weighing.settle()
 
     def _settle(self, heads: Sequence[Pending]) -> None:
         """Answers those that have no window left, then admits the requests behind them."""
