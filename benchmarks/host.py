@@ -22,7 +22,7 @@ from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32, PCM16
-from oasr_backend.models import CtcHead, ModelOutput
+from oasr_backend.models import AcousticModel, CtcHead, ModelOutput
 from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
