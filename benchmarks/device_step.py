@@ -113,7 +113,7 @@ def profile(bench: StepBench, rows: int = 30) -> str:
         torch.inference_mode(),
     ):
         for _ in range(5):
-            bench.runner._forward_eagerly(bench.batch)
+            bench.runner.forward_eagerly(bench.batch)
         torch.cuda.synchronize()
     return str(
         profiler.key_averages().table(
