@@ -219,6 +219,25 @@ def test_what_is_known_before_the_weights_is_what_they_make(toy_dir: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        ([torch.zeros(1)], "holds a list, no tensors by name; save the tensors alone"),
+        ({"epoch": 3}, "holds a int under 'epoch', where a tensor by its name is meant"),
+        ({0: torch.zeros(1)}, "holds a Tensor under 0, where a tensor by its name is meant"),
+    ],
+)
+def test_a_file_of_something_else_than_weights_is_refused(
+    tmp_path: Path, saved: Any, told: str
+) -> None:
+    toy_dir = write_checkpoint(tmp_path)
+    torch.save(saved, toy_dir / "toy.pt")
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(toy_dir).load()
+    assert told in str(caught.value)
+    assert "toy.pt" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"encoder.mix.bias": None}, "gives no value for encoder.mix.bias"),

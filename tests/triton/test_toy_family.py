@@ -55,7 +55,10 @@ def _environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environme
     install(site)
     ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     (site / "ours.pth").write_text(ours, encoding="utf-8")
-    yield Environment(venv / "bin" / "python", write_checkpoint(folder / "toy"))
+    toy_dir = write_checkpoint(folder / "toy")
+    # A file of a name that WeNet's checkpoints have too makes it none of theirs.
+    (toy_dir / "units.txt").write_text("of the family's own", encoding="utf-8")
+    yield Environment(venv / "bin" / "python", toy_dir)
     assert digest_of_package() == before
 
 
@@ -81,9 +84,7 @@ def _url(environment: Environment) -> Iterator[str]:
 
 
 @pytest.fixture(name="expected", scope="module")
-def _expected(
-    environment: Environment, tmp_path_factory: pytest.TempPathFactory
-) -> dict[int, str]:
+def _expected(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """The text of each rate's recording in this process."""
     with installed(tmp_path_factory.mktemp("site")):
         engine = load_engine(environment.toy_dir, ServingConfig.of(max_streams=2), device="cpu")
