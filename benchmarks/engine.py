@@ -23,6 +23,7 @@ from benchmarks.workload import (
     utterances,
 )
 from oasr_backend.config import ServingConfig
+from oasr_backend.streaming.assemble import load_engine
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import AudioChunk
 
@@ -97,7 +98,7 @@ class ClosedLoop:
         return chunk
 
 
-def load_engine(options: Options, *, num_streams: int) -> Engine:
+def demo_engine(options: Options, *, num_streams: int) -> Engine:
     """The demo model with the shipped settings and room for `num_streams`."""
     torch.set_num_threads(options.num_threads)
     config = ServingConfig.of(max_streams=num_streams)
@@ -129,7 +130,7 @@ def run(options: Options) -> Report:
     counts = STREAM_COUNTS["cpu" if options.device == "cpu" else "cuda"]
     counts = counts[:3] if options.quick else counts
     audio = utterances(quick=options.quick)
-    engine = load_engine(options, num_streams=max(counts))
+    engine = demo_engine(options, num_streams=max(counts))
     seconds, warm_up = measuring_time(options)
     times: dict[int, list[FloatArray]] = {count: [] for count in counts}
     for _ in range(options.num_repeats):

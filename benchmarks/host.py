@@ -19,12 +19,14 @@ from benchmarks.engine import ClosedLoop, measuring_time
 from benchmarks.random_checkpoint import Size, write_random_checkpoint
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.features.samples import FLOAT32, PCM16
-from oasr_backend.models import CtcHead, ModelOutput
-from oasr_backend.streaming.assemble import load_engine
+from oasr_backend.models import AcousticModel, CtcHead, ModelOutput
+from oasr_backend.streaming.assemble import assemble
 from oasr_backend.streaming.batching import Staging, StepBatch
 from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.store import StreamStore
 
 STREAM_COUNTS = (16, 64, 256, 1024)
 #: Running speech has as many: about two tokens a chunk.
@@ -36,14 +38,14 @@ class PreparedRunner:
 
     runs_ahead = False
 
-    def __init__(self, engine: Engine) -> None:
-        config, model = engine.config, engine.parts.model
+    def __init__(
+        self, model: AcousticModel, store: StreamStore, *, window_shape: tuple[int, ...]
+    ) -> None:
         head = cast(CtcHead, model.heads["ctc"])
-        window_shape = (config.step.max_step_streams, engine.parts.geometry.window_samples)
         self._staging: Staging = {
             dtype: np.zeros(window_shape, dtype) for dtype in (FLOAT32, PCM16)
         }
-        shape = (config.step.max_step_streams, config.cache.chunk_size, head.vocab_size)
+        shape = (window_shape[0], store.chunk_frames, head.vocab_size)
         generator = torch.Generator().manual_seed(0)
         logits_BTV = torch.randn(shape, generator=generator)
         silent_BT = torch.rand(shape[:2], generator=generator) > _SPOKEN_SHARE
@@ -54,6 +56,9 @@ class PreparedRunner:
     def next_staging(self) -> Staging:
         return self._staging
 
+    def capture(self) -> None:
+        """There is nothing to capture."""
+
     def forward(self, batch: StepBatch) -> ModelOutput:
         return self._output.first(batch.width)
 
@@ -63,14 +68,15 @@ def _tiny_engine(*, num_streams: int) -> Engine:
     config = ServingConfig.of(max_streams=num_streams, max_step_streams=num_streams)
     with tempfile.TemporaryDirectory() as folder:
         directory = write_random_checkpoint(Path(folder), size)
-        return load_engine(directory, config, device="cpu")
+        checkpoint = open_checkpoint(directory).load()
+        cpu = torch.device("cpu")
+        return assemble(checkpoint, config, device=cpu, make_runner=PreparedRunner)
 
 
 def run(options: Options) -> Report:
     counts = STREAM_COUNTS[:2] if options.quick else STREAM_COUNTS
     torch.set_num_threads(1)
     engine = _tiny_engine(num_streams=max(counts))
-    engine.parts.runner = PreparedRunner(engine)  # type: ignore[assignment]
     audio = utterances(quick=options.quick)
     seconds, warm_up = measuring_time(options)
     figures = []

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.engine import load_engine, measure_rate
+from benchmarks.engine import demo_engine, measure_rate
 from benchmarks.perf_analyzer import PERCENTILES, Load, Outcome, run_load
 from benchmarks.perf_input import write_input
 from benchmarks.report import Figure, Report
@@ -47,7 +47,7 @@ def run(options: Options) -> Report:
     num_streams = NUM_STREAMS["cpu" if options.device == "cpu" else "cuda"]
     seconds = 1.0 if options.quick else _MEASURE_S
     audio = utterances(quick=options.quick)
-    engine = load_engine(options, num_streams=num_streams)
+    engine = demo_engine(options, num_streams=num_streams)
     closed: list[Outcome] = []
     paced: list[Outcome] = []
     in_process: list[float] = []

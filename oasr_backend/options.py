@@ -10,6 +10,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from oasr_backend.errors import InvalidRequestError, shown
@@ -93,7 +94,7 @@ class StreamOptions:
             values = {**plain, **values}
         return replace(defaults, **values)
 
-    @property
+    @cached_property
     def phrases(self) -> tuple[str, ...]:
         """The hotwords one by one."""
         parts = self.hotwords.replace("|", "\n").split("\n")

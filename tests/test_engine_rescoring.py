@@ -82,7 +82,7 @@ def without_time(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def rescorer_of(engine: Engine) -> Rescorer:
-    rescorer = engine.store.decoders.group._final_order._second_pass
+    rescorer = engine.store.decoders._final_order._second_pass
     assert isinstance(rescorer, Rescorer)
     return rescorer
 

@@ -36,7 +36,7 @@ WITH_LM = {"decoder": "prefix_beam", "use_lm": True, "nbest": 10}
 
 
 def test_the_end_of_a_text_is_weighed_once_the_stream_ends(lm_engine: Engine) -> None:
-    scorer = lm_engine.store.decoders.group._final_order._language_model
+    scorer = lm_engine.store.decoders._final_order._language_model
     assert scorer is not None
     changes = 0
     for seed in range(4):

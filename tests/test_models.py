@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.cache import SlotStateCache, StreamStateSpec
+from oasr_backend.cache import SlotStates, StreamStateSpec
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.decoders.base import CTC_SEARCHES
 from oasr_backend.errors import CheckpointError, ConfigError
@@ -63,7 +63,7 @@ def running_sum(*heads: Head) -> AcousticModel:
     return model
 
 
-def caches_of(states: SlotStateCache, slots: list[int]) -> EncoderCaches:
+def caches_of(states: SlotStates, slots: list[int]) -> EncoderCaches:
     slots_B = torch.tensor(slots)
     return EncoderCaches(
         kv=[],
@@ -76,7 +76,7 @@ def caches_of(states: SlotStateCache, slots: list[int]) -> EncoderCaches:
 def test_an_encoder_without_attention_keeps_what_it_declares() -> None:
     model = running_sum()
     assert model.spec.attention is None
-    states = SlotStateCache(model.spec.state_specs, 4, CPU)
+    states = SlotStates(model.spec.state_specs, 4, CPU)
     ones_BWF = torch.ones(2, 2, 80)
     model.forward_features(ones_BWF, caches_of(states, [3, 1]))
     output = model.forward_features(ones_BWF[:1], caches_of(states, [1]))
@@ -87,7 +87,7 @@ def test_an_encoder_without_attention_keeps_what_it_declares() -> None:
 def test_no_state_is_stored_before_every_head_has_run() -> None:
     head = Doubled()
     model = running_sum(head)
-    states = SlotStateCache(model.spec.state_specs, 1, CPU)
+    states = SlotStates(model.spec.state_specs, 1, CPU)
     head.fails = True
     with pytest.raises(torch.OutOfMemoryError):
         model.forward_features(torch.ones(1, 2, 80), caches_of(states, [0]))
@@ -99,7 +99,7 @@ def test_no_state_is_stored_before_every_head_has_run() -> None:
 
 def test_every_head_of_a_model_gives_its_output_by_name() -> None:
     model = running_sum(Doubled(), CtcHead(3, 7, blank_id=2))
-    states = SlotStateCache(model.spec.state_specs, 2, CPU)
+    states = SlotStates(model.spec.state_specs, 2, CPU)
     output = model.forward_features(torch.ones(2, 2, 80), caches_of(states, [0, 1]))
     shapes = {name: tuple(head.shape) for name, head in output.heads.items()}
     assert shapes == {"doubled": (2, 2, 3), "ctc": (2, 2, 7)}
@@ -171,7 +171,7 @@ def test_outputs_without_a_unit_are_refused_with_both_numbers() -> None:
 def test_weights_are_prepared_in_the_type_that_they_are_served_in() -> None:
     model = running_sum(CtcHead(3, 7, blank_id=0))
     model.prepare(device=CPU, dtype=torch.bfloat16, num_positions=1)
-    states = SlotStateCache(model.spec.state_specs, 1, CPU, dtype=torch.bfloat16)
+    states = SlotStates(model.spec.state_specs, 1, CPU, dtype=torch.bfloat16)
     output = model.forward_features(torch.ones(1, 2, 80), caches_of(states, [0]))
     assert output.heads["ctc"].dtype == torch.bfloat16
     assert {buffer.dtype for buffer in nn.Module.buffers(model.frontend)} == {torch.float32}

@@ -186,7 +186,7 @@ def test_an_installed_reader_opens_what_it_recognises(tmp_path: Path, install: I
     install("toolkit_of_a_test:LinkReader")
     assert open_checkpoint(link).info.vocab_size == 96
     assert isinstance(open_checkpoint(str(link)).load(), Checkpoint)
-    engine = load_engine(link, ServingConfig(max_streams=1), device="cpu")
+    engine = load_engine(link, ServingConfig.of(max_streams=1), device="cpu")
     assert engine.is_healthy
     assert "A Link checkpoint holds *.link" in refusal(tmp_path)
 

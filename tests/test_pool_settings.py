@@ -9,23 +9,18 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import AttentionSpec, EncoderSpec
-from oasr_backend.streaming.store import build_cache_config
+from oasr_backend.models import AttentionSpec
+from oasr_backend.streaming.kv_plan import plan_kv
 
 MIB = 1 << 20
 #: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.
-SPEC = EncoderSpec(
-    model_dim=256,
-    subsampling_rate=4,
-    right_context_frames=6,
-    attention=AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64),
-)
+ATTENTION = AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64)
 CPU = torch.device("cpu")
 
 
 def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
     config = ServingConfig.of(**settings).with_defaults(on_gpu=device.type == "cuda")
-    return build_cache_config(config, SPEC, device=device, dtype=torch.float32).pool_blocks
+    return plan_kv(config, ATTENTION, device=device, dtype=torch.float32).pool_blocks
 
 
 def refusal(device: torch.device = CPU, **settings: Any) -> str:

@@ -82,7 +82,7 @@ def test_streams_do_not_notice_it(tmp_path: Path, parameters: dict[str, Any]) ->
     assert tested.store.decoders.kinds == []
     once = answer(tested, **parameters)
     for _ in range(3):
-        tested.test_itself()
+        try_out(tested)
     assert_all_is_free(tested)
     assert answer(tested, **parameters) == once
 

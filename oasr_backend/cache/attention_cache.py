@@ -152,7 +152,7 @@ class AttentionCacheManager:
         self.store.check_integrity(self._slots.values())
         self._rules.check_integrity(self._slots.values())
 
-    # Paged access, one stream
+    # Paged access
 
     def get_paged_caches(self, stream_id: StreamId) -> list[PagedKVCache]:
         """One cache a layer for this chunk, over persistent rows. Raises StreamNotPreparedError."""
@@ -182,8 +182,6 @@ class AttentionCacheManager:
         """View (1,): evicted frames at the head of the stream's first block."""
         slot = self.slot_of(stream_id)
         return self.store.tables.cache_starts[slot : slot + 1]
-
-    # Paged access, a batch
 
     def get_batched_paged_caches(
         self,

@@ -31,14 +31,12 @@ class OptionCheck:
 
     def resolve(self, options: StreamOptions) -> StreamOptions:
         """With the name of the first search, where the stream names none."""
-        if options.decoder:
-            return options
-        return replace(options, decoder=next(iter(self._searches)))
+        return resolve_search(self._searches, options)
 
     def check(self, options: StreamOptions) -> None:
         """Raises InvalidRequestError naming the option, its value and what to send instead."""
         options = self.resolve(options)
-        self._check_search(options)
+        check_search(self._searches, options)
         if options.use_lm and not self._has_lm:
             raise InvalidRequestError(
                 "use_lm: this server has no n-gram model; leave it out, or have lm_path set"
@@ -51,28 +49,35 @@ class OptionCheck:
         if options.phrases:
             self._spelling.graph(options)
 
-    def _check_search(self, options: StreamOptions) -> None:
-        if options.decoder not in self._searches:
-            raise InvalidRequestError(
-                f"decoder={shown(options.decoder)} is unknown; send one of "
-                f"{', '.join(self._searches)}"
-            )
-        search = self._searches[options.decoder]
-        most = search.most_told(options.beam_size)
-        if not 1 <= options.nbest <= most:
-            raise InvalidRequestError(
-                f"nbest={options.nbest} is outside 1 .. {most}, which {search.name} can keep; "
-                f"lower nbest{self._or_send('nbest', 'and a beam_size')}"
-            )
-        for name in _OF_A_SEARCH:
-            if getattr(options, name) and name not in search.honours:
-                raise InvalidRequestError(
-                    f"{name}={shown(getattr(options, name))} needs a search that weighs "
-                    f"alternatives, which {search.name} does not; leave {name} out"
-                    f"{self._or_send(name, 'too')}"
-                )
 
-    def _or_send(self, option: str, more: str) -> str:
-        """The other remedy, where there is one."""
-        names = [name for name, kind in self._searches.items() if option in kind.honours]
-        return f", or send decoder={' or '.join(names)} {more}" if names else ""
+def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> None:
+    """Raises InvalidRequestError for a search that is none of these, or an option it ignores."""
+    if options.decoder not in searches:
+        raise InvalidRequestError(
+            f"decoder={shown(options.decoder)} is unknown; send one of {', '.join(searches)}"
+        )
+    search = searches[options.decoder]
+    most = search.most_told(options.beam_size)
+    if not 1 <= options.nbest <= most:
+        raise InvalidRequestError(
+            f"nbest={options.nbest} is outside 1 .. {most}, which {search.name} can keep; "
+            f"lower nbest{_or_send(searches, 'nbest', 'and a beam_size')}"
+        )
+    for name in _OF_A_SEARCH:
+        if getattr(options, name) and name not in search.honours:
+            raise InvalidRequestError(
+                f"{name}={shown(getattr(options, name))} needs a search that weighs "
+                f"alternatives, which {search.name} does not; leave {name} out"
+                f"{_or_send(searches, name, 'too')}"
+            )
+
+
+def resolve_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> StreamOptions:
+    """With the name of the first search, where the stream names none."""
+    return options if options.decoder else replace(options, decoder=next(iter(searches)))
+
+
+def _or_send(searches: Mapping[str, SearchKind], option: str, more: str) -> str:
+    """The other remedy, where there is one."""
+    names = [name for name, kind in searches.items() if option in kind.honours]
+    return f", or send decoder={' or '.join(names)} {more}" if names else ""

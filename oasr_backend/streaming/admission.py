@@ -97,8 +97,12 @@ class Admission:
         """Frees a stream that ends by no request of its own."""
         self._close(stream, reason=reason)
 
-    def reap(self, *, before_s: float, reason: str = "idle") -> int:
-        """Frees streams without a request since `before_s`; returns how many."""
+    def reap_idle(self, *, now_s: float) -> int:
+        """Frees streams that have been silent for too long; returns how many."""
+        limit_s = self._config.server.stream_idle_timeout_s
+        return self._reap(before_s=now_s - limit_s, reason="idle")
+
+    def _reap(self, *, before_s: float, reason: str) -> int:
         idle = self._streams.close_idle(before_s=before_s)
         for stream in idle:
             # One with a reason was counted when it ended; only its id was left.
@@ -122,7 +126,7 @@ class Admission:
             self._decoders.check(options)
         if self._streams.is_full:
             # Triton forgets a silent sequence before we do: a stream past that limit is dead.
-            self.reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
+            self._reap(before_s=now_s - self._config.server.dead_after_s, reason="evicted")
         stream = self._streams.open(chunk.stream_id, options, now_s=now_s)
         stream.next_chunk_seq = chunk.chunk_seq
         self._metrics.streams_opened += 1

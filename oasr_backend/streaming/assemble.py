@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,19 +13,21 @@ from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.config import ServingConfig
-from oasr_backend.decoders.base import SearchSettings
+from oasr_backend.decoders.base import SearchKind, SearchSettings
 from oasr_backend.decoders.bias.language_model import load_language_model
 from oasr_backend.decoders.group import DecoderGroup
+from oasr_backend.decoders.option_check import check_search, resolve_search
 from oasr_backend.decoders.second_pass.base import NoDecoder, SecondPass
 from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.device import on_device
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
 from oasr_backend.models.base import EncoderSpec, check_chunk_size
 from oasr_backend.models.rescoring import RescoringDecoder
+from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.kv_plan import plan_kv
@@ -36,7 +39,7 @@ from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
 
 #: What makes a runner of a model, its store and the shape of a step's windows.
-MakeRunner = Callable[..., EncoderRunner]
+MakeRunner = Callable[..., Any]
 
 
 def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
@@ -51,6 +54,7 @@ def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: st
         opened = open_checkpoint(checkpoint_dir)
         # What needs no weights comes before the time that they take.
         check_encoder(opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda"), where)
+        check_defaults(opened.info.searches, config.defaults)
         engine = assemble(opened.load(), config, device=where)
         try_out(engine)
     return engine
@@ -67,6 +71,14 @@ def check_encoder(spec: EncoderSpec, config: ServingConfig, device: torch.device
             )
     if spec.attention is not None:
         plan_kv(config, spec.attention, device=device, dtype=getattr(torch, config.model.dtype))
+
+
+def check_defaults(searches: Mapping[str, SearchKind], defaults: StreamOptions) -> None:
+    """Raises ConfigError for defaults of the server that its default search cannot honour."""
+    try:
+        check_search(searches, resolve_search(searches, defaults))
+    except InvalidRequestError as error:
+        raise ConfigError(f"the defaults of the server's streams: {error}") from error
 
 
 def assemble(

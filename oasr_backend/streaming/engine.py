@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from oasr_backend.device import on_device
 from oasr_backend.errors import OasrError, StepFailedError
@@ -25,15 +25,16 @@ from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
 
+_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
+
 
 class Engine:
     """Serves many streams with one model. Thread-safe: every public call takes the lock.
 
     `submit` admits requests, `step` advances every stream that has a full window by one, and a
-    request is done once its stream has none left. `process` does all of it for callers that can
-    wait. While the model or the attention decoder runs the lock is free, so that no caller waits
-    for a step to be told no. What the step works on stays as it is: a stream's next request waits
-    behind the one that is served.
+    request is done once its stream has none left. While the model or the attention decoder runs
+    the lock is free, so that no caller waits for a step to be told no. What the step works on stays
+    as it is: a stream's next request waits behind the one that is served.
     """
 
     def __init__(self, parts: EngineParts, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +58,7 @@ class Engine:
         return self.stepper.age_s
 
     def process(self, requests: Sequence[AudioChunk]) -> list[ChunkResult]:
-        """One answer per request, in their order; never raises for one stream's fault."""
+        """All of it, for callers that can wait: one answer per request, in their order."""
         batch = self.submit(requests)
         while not all(pending.is_done for pending in batch):
             self.step()
@@ -97,16 +98,14 @@ class Engine:
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
         with self._lock:
-            limit_s = self.config.server.stream_idle_timeout_s
-            return self.parts.admission.reap(before_s=self._clock() - limit_s)
+            return self.parts.admission.reap_idle(now_s=self._clock())
 
     def close(self) -> None:
         """Answers what is still waiting with an error and frees every stream."""
         with self._stepping, self._lock:
+            unloaded = StepFailedError("the server unloads this model; send START again")
             for pending in self._queues.all():
-                self._refuse(
-                    pending, StepFailedError("the server unloads this model; send START again")
-                )
+                self._refuse(pending, unloaded)
             self._queues.clear()
             for stream in self.streams:
                 self.parts.admission.abort(stream, reason="unload")
@@ -151,18 +150,26 @@ class Engine:
     def _conclude(self, landed: Sequence[Stream]) -> None:
         """Answers those that need no further step, while the device is at the others'."""
         with self.stepper.failing(landed):
-            self._weigh_ends(landed)
+            self._weigh_ends(landed, while_weighing=self._lock.released())
         self._settle([self._queues.head(stream.stream_id) for stream in landed])
 
-    def _weigh_ends(self, streams: Iterable[Stream]) -> None:
-        """The last order of those that ended; the attention decoder runs with the lock free."""
+    def _weigh_ends(
+        self,
+        streams: Iterable[Stream],
+        *,
+        while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
+    ) -> None:
+        """The last order of those that ended; the attention decoder runs in `while_weighing`."""
+        if not self.store.decoders.weighs_ends:
+            return
         ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
         slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
-        weighing = self.store.decoders.end(slots) if slots else None
-        if weighing is not None:
-            with self._lock.released():
-                weighing.weigh()
-            weighing.settle()
+        if weighing := self.store.decoders.end(slots):
+            try:
+                with while_weighing:
+                    weighing.weigh()
+            finally:
+                weighing.settle()
 
     def _settle(self, heads: Sequence[Pending]) -> None:
         """Answers those that have no window left, then admits the requests behind them."""
@@ -196,9 +203,8 @@ class Engine:
         self._weigh_ends(stream for _, stream in heard)
         texts = self.parts.results.texts([stream for _, stream in heard])
         for (head, stream), text in zip(heard, texts, strict=True):
-            document = None
-            if head.request.wants_result:
-                document = self.parts.results.document(text, stream)
+            wants_result = head.request.wants_result
+            document = self.parts.results.document(text, stream) if wants_result else None
             head.result = ChunkResult(text=text, document=document)
             if stream.finish_reason:
                 with _freeing(stream):

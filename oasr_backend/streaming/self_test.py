@@ -95,8 +95,7 @@ class SelfTest:
 
     def _answer(self, stream: Stream) -> None:
         stream.finish_reason = "end"
-        weighing = self._store.decoders.end([stream.slot])
-        if weighing is not None:
+        if weighing := self._store.decoders.end([stream.slot]):
             weighing.weigh()
             weighing.settle()
         (text,) = self._parts.results.texts([stream])

@@ -149,7 +149,7 @@ class StreamStore:
             *attention, StatePart(states), SearchPart(decoders), *further,
         ]  # fmt: skip
         self._open: set[int] = set()
-        self._chunk_frames = chunk_frames
+        self.chunk_frames = chunk_frames
 
     @property
     def has_bounded_history(self) -> bool:
@@ -219,7 +219,7 @@ class StreamStore:
         """
         width = rows.width
         into_3W[0, :width], into_3W[0, width:] = rows.slots_B, self.states.pad_slot
-        into_3W[1, :width], into_3W[1, width:] = rows.num_frames_B, self._chunk_frames
+        into_3W[1, :width], into_3W[1, width:] = rows.num_frames_B, self.chunk_frames
         into_3W[2] = 0
         if self.kv is not None:
             into_3W[2, :width] = self.kv.first_key_positions(rows.slots_B)

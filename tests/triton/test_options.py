@@ -79,7 +79,7 @@ def in_process(engine: Engine, samples: Pcm16, **parameters: Any) -> dict[str, A
         samples_S,
         is_first=True,
         is_last=True,
-        options=StreamOptions(**parameters),
+        options=StreamOptions.from_parameters(parameters),
         wants_result=True,
     )
     (result,) = engine.process([chunk])
