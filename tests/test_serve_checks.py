@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from oasr_backend.checkpoints.open import ENTRY_POINTS
 from oasr_backend.serve.checks import (
     CHECKPOINT_FILES,
     check_checkpoints,
@@ -204,6 +205,24 @@ def test_a_checkpoint_of_another_layout_is_left_to_its_reader(tmp_path: Path) ->
     assert check_checkpoints([config], {}) == []
     archive = _model(tmp_path / "other", checkpoint=str(folder / "weights.safetensors"))
     assert check_checkpoints([archive], {}) == []
+
+
+def test_a_checkpoint_with_names_of_ours_is_left_to_an_installed_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "units.txt").write_text("a 0\n")
+    config = _model(tmp_path / "asr", checkpoint=str(folder))
+    assert "lacks train.yaml" in check_checkpoints([config], {})[0].message
+    about = tmp_path / "site" / "toolkit-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toolkit\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nours = toolkit:Reader\n")
+    monkeypatch.syspath_prepend(about.parent)
+    assert check_checkpoints([config], {}) == []
+    (folder / "train.yaml").write_text("a: 1\n")
+    assert "lacks final.pt" in check_checkpoints([config], {})[0].message
 
 
 def test_the_checkpoint_of_the_config_lies_in_the_model_folder(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from oasr_backend.checkpoints.files import check_kind
 from oasr_backend.checkpoints.pickled import imported_names
@@ -39,6 +41,25 @@ def load_torch_file(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(_why_unreadable(path, error)) from error
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file of `torch.save(model.state_dict(), path)`, by name, on the CPU.
+
+    Raises CheckpointError for a file that cannot be read or holds anything else.
+    """
+    loaded = load_torch_file(path)
+    if not isinstance(loaded, Mapping):
+        raise CheckpointError(
+            f"{path} holds a {type(loaded).__name__}, no tensors by name; {_save_again(path)}"
+        )
+    for name, value in loaded.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(
+                f"{path} holds a {type(value).__name__} under {name!r}, where a tensor by its name "
+                f"is meant; {_save_again(path)}"
+            )
+    return dict(loaded)
 
 
 def _check_archive(path: Path) -> None:
@@ -80,9 +101,7 @@ def _damaged_member(archive: zipfile.ZipFile) -> str | None:
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
-    save_again = (
-        f"save the tensors alone where it was made: torch.save(model.state_dict(), {path.name!r})"
-    )
+    save_again = _save_again(path)
     found, names = _GLOBAL.search(str(error)), imported_names(path)
     foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS)]
     if found or foreign:
@@ -100,4 +119,10 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     return (
         f"cannot read {path} ({size} bytes): it is damaged, incomplete or no "
         "PyTorch state dict; copy it again"
+    )
+
+
+def _save_again(path: Path) -> str:
+    return (
+        f"save the tensors alone where it was made: torch.save(model.state_dict(), {path.name!r})"
     )

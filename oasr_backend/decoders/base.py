@@ -17,6 +17,7 @@ from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
+from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.decoders.settings import SearchSettings
 from oasr_backend.errors import ConfigError
 from oasr_backend.types import Hypothesis
@@ -30,6 +31,7 @@ __all__ = [
     "SearchKind",
     "SearchSettings",
     "Tail",
+    "begin_copy",
 ]
 
 

@@ -41,6 +41,8 @@ from oasr_backend.triton_backend.overrides import read_overrides
 REQUEST_BYTES = 16_000 * 4
 # A checkpoint folder in WeNet's layout.
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
+# Entry points of `checkpoints/open.py`, which would take the time that PyTorch's import takes.
+READERS = "oasr_backend.readers"
 _MIB = 1 << 20
 
 CheckName = Literal[
@@ -265,9 +267,15 @@ def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
 
 
 def _is_ours_to_judge(folder: Path) -> bool:
-    """Whether it is empty or of WeNet's layout: a reader of its own may know any other."""
+    """Whether it is empty or of WeNet's layout.
+
+    An installed reader may know any other, and names of its files that are WeNet's too.
+    """
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
-    return not names or any(name in CHECKPOINT_FILES for name in names)
+    if not names or CHECKPOINT_FILES[0] in names:
+        return True
+    has_other_readers = bool(importlib.metadata.entry_points(group=READERS))
+    return not has_other_readers and any(name in CHECKPOINT_FILES for name in names)
 
 
 def _is_filled(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.results import ResultBuilder
 from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.self_test import SelfTest
-from oasr_backend.streaming.store import StreamStore
+from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
 
 #: What makes a runner of a model, its store and the shape of a step's windows.
@@ -88,8 +88,12 @@ def assemble(
     device: torch.device,
     clock: Callable[[], float] = time.monotonic,
     make_runner: MakeRunner = EncoderRunner,
+    further: Sequence[StreamPart] = (),
 ) -> Engine:
     """Moves the checkpoint's weights to `device` and builds everything around them.
+
+    `further` parts are kept of every stream beside those of the encoder and the decoders; their
+    slots are below `max_streams`.
 
     Raises ConfigError for settings that do not fit the model, the device or each other.
     """
@@ -108,6 +112,7 @@ def assemble(
         ),
         _decoders(checkpoint, config, device, frame_s=geometry.encoder_frame_s),
         chunk_frames=config.cache.chunk_size,
+        further=further,
     )
     streams = StreamRegistry(
         max_streams=config.step.max_streams,
