@@ -57,7 +57,7 @@ SEVERAL = 12
         ),
         (
             Variant("bad_checkpoint", checkpoint_dir=Path("/nowhere")),
-            ["/nowhere/train.yaml does not exist", "checkpoint_dir"],
+            ["/nowhere is no checkpoint", "checkpoint_dir"],
         ),
     ],
     ids=lambda value: value.name if isinstance(value, Variant) else "",

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.serve.ports import find_free_ports
-from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.assemble import load_engine
 from tests.conftest import DEMO_DIR
 from tests.engine_helpers import ask_one
 from tests.guards import GUARD_S
@@ -55,7 +55,7 @@ def _url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def expected_text(name: str, samples: Samples) -> str:
     config = ServingConfig.of(**SETTINGS[name])
     result = ask_one(
-        Engine.load(CHECKPOINTS[name], config, device="cpu"),
+        load_engine(CHECKPOINTS[name], config, device="cpu"),
         "a",
         samples.astype(np.float32) / np.float32(32768),
         flags="SE",
