@@ -34,7 +34,8 @@ class AudioBuffer:
         self._buffered_samples = 0
         self._heard_samples = 0
         self._popped_windows = 0
-        self._num_ready_windows = 0
+        #: Windows that `pop_window` can give now. After `finish`, all that will ever come.
+        self.num_ready_windows = 0
         self._is_finished = False
         self._has_tail_padding = False
         self._is_discarded = False
@@ -61,11 +62,6 @@ class AudioBuffer:
         """Whether the next window can be had as 16-bit samples."""
         return not self._num_float_pieces
 
-    @property
-    def num_ready_windows(self) -> int:
-        """Windows that `pop_window` can give now. After `finish`, all that will ever come."""
-        return self._num_ready_windows
-
     def accept(self, samples_S: Samples | Pcm16) -> None:
         """Takes samples, float32 in [-1, 1] or int16, of any number behind those already held.
 
@@ -84,7 +80,7 @@ class AudioBuffer:
         self._num_float_pieces += samples_S.dtype == FLOAT32
         self._buffered_samples += num_samples
         self._heard_samples += num_samples
-        self._num_ready_windows = self._count_full_windows()
+        self.num_ready_windows = self._count_full_windows()
 
     def finish(self, *, tail_padding: bool) -> None:
         """Marks the end of the stream.
@@ -97,7 +93,7 @@ class AudioBuffer:
             raise StreamStateError("the stream has already ended; finish it once")
         self._is_finished = True
         self._has_tail_padding = tail_padding
-        self._num_ready_windows = self._count_last_windows()
+        self.num_ready_windows = self._count_last_windows()
 
     def discard(self) -> None:
         """Ends the stream at once: what is held is dropped and no window follows.
@@ -106,7 +102,7 @@ class AudioBuffer:
         """
         self._is_finished = True
         self._is_discarded = True
-        self._num_ready_windows = 0
+        self.num_ready_windows = 0
         self._pass(self._buffered_samples)
 
     def pop_window(self, into: Samples | Pcm16) -> int:
@@ -123,7 +119,7 @@ class AudioBuffer:
                 f"window row is {into.dtype} of shape {into.shape}; pass float32, or int16 where "
                 f"holds_pcm16 says so, of shape ({geometry.window_samples},)"
             )
-        if self._num_ready_windows < 1:
+        if self.num_ready_windows < 1:
             raise StreamStateError(
                 f"no window is ready: {self.buffered_samples} of {geometry.window_samples} "
                 "samples are held; wait for num_ready_windows > 0"
@@ -137,7 +133,7 @@ class AudioBuffer:
         self._copy_first(into)
         self._pass(min(geometry.stride_samples, self._buffered_samples))
         self._popped_windows += 1
-        self._num_ready_windows -= 1
+        self.num_ready_windows -= 1
         return num_frames
 
     def check_integrity(self) -> None:
@@ -160,9 +156,9 @@ class AudioBuffer:
                 f"and {released} released; close the stream"
             )
         num_ready = self._count_last_windows() if self._is_finished else self._count_full_windows()
-        if self._num_ready_windows != (0 if self._is_discarded else num_ready) or num_ready < 0:
+        if self.num_ready_windows != (0 if self._is_discarded else num_ready) or num_ready < 0:
             raise StreamStateError(
-                f"{self._num_ready_windows} windows are said to be ready, {num_ready} are; close "
+                f"{self.num_ready_windows} windows are said to be ready, {num_ready} are; close "
                 "the stream"
             )
 

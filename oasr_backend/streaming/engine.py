@@ -72,7 +72,9 @@ class Engine:
         """
         with self._lock:
             batch = [Pending(request) for request in requests]
-            in_order = sorted(batch, key=self._begins_anew)
+            in_order = batch
+            if any(request.is_first for request in requests):
+                in_order = sorted(batch, key=self._begins_anew)
             heads = [pending for pending in in_order if self._queues.push(pending)]
             now_s = self._clock()
             for pending in heads:

@@ -69,8 +69,9 @@ class ResultBuilder:
         settled, tokens = stream.settled, tail.tokens
         num_stable = tail.num_stable - settled.num_tokens
         if num_stable and tokens:
-            text, joint = self._tokenizer.joined(tokens[:num_stable], settled.joint)
-            settled.add(text, joint, num_tokens=len(tokens[:num_stable]))
+            stable = tokens[:num_stable]
+            text, joint = self._tokenizer.joined(stable, settled.joint)
+            settled.add(text, joint, num_tokens=len(stable))
             tokens = tokens[num_stable:]
         if not tokens or _is_cut(stream):
             return settled.text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -163,13 +162,16 @@ class StreamStore:
 
     def open(self, options: StreamOptions) -> int:
         """Allocates every part of a stream or none of it; returns its slot."""
-        with ExitStack() as undo:
-            slot = self.slots.allocate()
-            undo.callback(self.slots.free, slot)
+        slot, opened = self.slots.allocate(), list[StreamPart]()
+        try:
             for part in self._parts:
                 part.open(slot, options)
-                undo.callback(part.close, slot)
-            undo.pop_all()
+                opened.append(part)
+        except Exception:
+            for part in opened:
+                part.close(slot)
+            self.slots.free(slot)
+            raise
         self._open.add(slot)
         return slot
 

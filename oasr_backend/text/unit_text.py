@@ -120,7 +120,9 @@ class UnitText:
         else:
             texts, open_bytes = self._texts, b""
             added = "".join([texts[token_id] for token_id in ids])
-        whole = self._spaced(tail + added if tail else added.lstrip(" "))
+        whole = tail + added if tail else added.lstrip(" ")
+        if self._dropped_spaces or "  " in whole:
+            whole = self._spaced(whole)
         text = whole.rstrip(" ")
         return text[1:] if tail else text, Joint(whole[len(text) - 1 :], open_bytes)
 
