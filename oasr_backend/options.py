@@ -199,7 +199,7 @@ def read_parameters(
 ) -> Asked:
     """Raises InvalidRequestError for a bad parameter, and for an option after START."""
     if not parameters:
-        return _NOTHING
+        return NOTHING_ASKED
     number = _chunk_seq(parameters)
     if parameters.keys() <= {CHUNK_SEQ}:
         return Asked(chunk_seq=number)
@@ -208,7 +208,7 @@ def read_parameters(
     return Asked(StreamOptions.from_parameters(parameters, defaults), number)
 
 
-_NOTHING = Asked()
+NOTHING_ASKED = Asked()
 
 
 def _chunk_seq(parameters: Mapping[str, ParameterValue]) -> int | None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from oasr_backend.errors import (
-    InvalidRequestError,
     PoolExhaustedError,
     StreamLimitError,
     UnknownStreamError,
@@ -113,9 +112,7 @@ def test_numbers_advance_with_each_accepted_chunk() -> None:
     streams = registry()
     stream: Stream = streams.open("a", StreamOptions(), now_s=0.0)
     stream.next_chunk_seq = 3
-    stream.check_chunk_seq(3)
     stream.accept(np.zeros(10, np.float32), is_last=False, tail_padding=True)
-    stream.check_chunk_seq(4)
-    with pytest.raises(InvalidRequestError, match="chunk_seq=3, expected 4"):
-        stream.check_chunk_seq(3)
+    assert stream.next_chunk_seq == 4
+    assert "chunk_seq=3, expected 4" in str(stream.wrong_chunk_seq(3))
     streams.close(stream)

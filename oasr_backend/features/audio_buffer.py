@@ -60,7 +60,7 @@ class AudioBuffer:
     @property
     def holds_pcm16(self) -> bool:
         """Whether the next window can be had as 16-bit samples."""
-        return not self._num_float_pieces
+        return self._num_float_pieces == 0
 
     def accept(self, samples_S: Samples | Pcm16) -> None:
         """Takes samples, float32 in [-1, 1] or int16, of any number behind those already held.

@@ -40,6 +40,8 @@ class StreamingResampler:
         Raises StreamStateError after `finish` and, where there is something to do, for another
         shape or dtype than one-dimensional float32 or int16.
         """
+        if self._soxr is None and not self._is_finished:
+            return samples_S
         return self._run(samples_S, is_last=False)
 
     def finish(self) -> Samples | Pcm16:

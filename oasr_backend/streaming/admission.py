@@ -164,7 +164,8 @@ class Admission:
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
                 f"(finish_reason {stream.finish_reason!r}); send START to begin a new one"
             )
-        stream.check_chunk_seq(chunk.chunk_seq)
+        if chunk.chunk_seq != stream.next_chunk_seq:
+            raise stream.wrong_chunk_seq(chunk.chunk_seq)
         samples_S = self._checked_samples(stream, chunk)
         stream.accept(
             samples_S, is_last=chunk.is_last, tail_padding=self._config.server.tail_padding

@@ -39,7 +39,10 @@ class ResultBuilder:
             [stream.slot for stream in shown],
             [stream.settled.num_tokens for stream in shown],
         )
-        texts = iter([self._text(one, tail) for one, tail in zip(shown, tails, strict=True)])
+        found = [self._text(one, tail) for one, tail in zip(shown, tails, strict=True)]
+        if len(found) == len(streams):
+            return found
+        texts = iter(found)
         return ["" if _is_hidden(stream) else next(texts) for stream in streams]
 
     def document(self, text: str, stream: Stream) -> dict[str, Any]:

@@ -80,18 +80,16 @@ class Stream:
     def has_ready_window(self) -> bool:
         return self.audio.num_ready_windows > 0 and self.slot != NO_SLOT
 
-    def check_chunk_seq(self, number: int | None) -> None:
-        """Raises InvalidRequestError unless `number` is next; a stream numbers all or none."""
+    def wrong_chunk_seq(self, number: int | None) -> InvalidRequestError:
+        """What is told of a number that is not `next_chunk_seq`: a stream numbers all or none."""
         expected = self.next_chunk_seq
-        if number == expected:
-            return
         if expected is None:
             what = "its START had none; leave it out, or number all requests of a stream"
         elif number is None:
             what = f"expected {expected}; number all requests of a stream or none"
         else:
             what = f"expected {expected}; a chunk was lost or repeated: send the expected one"
-        raise InvalidRequestError(f"stream {self.stream_id!r}: chunk_seq={number}, {what}")
+        return InvalidRequestError(f"stream {self.stream_id!r}: chunk_seq={number}, {what}")
 
     def accept(self, samples_S: Samples | Pcm16, *, is_last: bool, tail_padding: bool) -> None:
         """Buffers a chunk; at the end also what the resampler still holds."""

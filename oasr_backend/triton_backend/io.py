@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 
 from oasr_backend.errors import InvalidRequestError, OasrError, StepFailedError, shown
 from oasr_backend.metrics import Reading
-from oasr_backend.options import Asked, ParameterValue, StreamOptions, read_parameters
+from oasr_backend.options import NOTHING_ASKED, ParameterValue, StreamOptions, read_parameters
 from oasr_backend.types import (
     AudioChunk,
     ChunkResult,
@@ -45,7 +45,7 @@ def read_chunk(request: Any, defaults: StreamOptions, *, asks_cancelled: bool = 
     """
     flags, requested = request.flags(), request.requested_output_names()
     samples_S: Samples | Pcm16 = _NO_SAMPLES
-    asked, fault = Asked(), None
+    asked, fault = NOTHING_ASKED, None
     is_first = flags & _START != 0
     try:
         asked = read_parameters(_parameters(request), is_first=is_first, defaults=defaults)
