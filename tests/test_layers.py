@@ -33,6 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("parity", "triton_backend"),
     ("serve",),
 )
+MOST_LINES_OF_A_CLASS = 200
 LEVEL_OF = {group: level for level, groups in enumerate(LEVELS) for group in groups}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 PACKAGES = sorted({path.parent for path in MODULES if "__all__" in path.read_text("utf-8")})
@@ -88,6 +89,19 @@ def test_the_client_stands_alone(path: Path) -> None:
 @pytest.mark.parametrize("name", ["errors", "types", "config", "metrics", "options"])
 def test_plain_modules_know_nothing_of_pytorch(name: str) -> None:
     assert "torch" not in {used.partition(".")[0] for used in imports(PACKAGE / f"{name}.py")}
+
+
+def test_the_root_of_the_package_holds_the_ground_alone() -> None:
+    ground = {"__init__", "errors", "types", "config", "options", "metrics", "device"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == ground
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_class_is_too_long_to_read_at_once(path: Path) -> None:
+    nodes = [n for n in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(n, ast.ClassDef)]
+    lengths = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in nodes}
+    too_long = {name: lines for name, lines in lengths.items() if lines > MOST_LINES_OF_A_CLASS}
+    assert not too_long
 
 
 def test_the_launcher_starts_without_pytorch() -> None:
