@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from oasr_backend.device import on_device
 from oasr_backend.errors import OasrError, StepFailedError
@@ -20,12 +20,10 @@ from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.refusal_log import RefusalLog
 from oasr_backend.streaming.requests import Pending, RequestQueues
 from oasr_backend.streaming.step import Stepper
-from oasr_backend.streaming.streams import NO_SLOT, Stream
+from oasr_backend.streaming.streams import Stream
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
-
-_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class Engine:
@@ -152,26 +150,8 @@ class Engine:
     def _conclude(self, landed: Sequence[Stream]) -> None:
         """Answers those that need no further step, while the device is at the others'."""
         with self.stepper.failing(landed):
-            self._weigh_ends(landed, while_weighing=self._lock.released())
+            self.stepper.weigh_ends(landed, while_weighing=self._lock.released())
         self._settle([self._queues.head(stream.stream_id) for stream in landed])
-
-    def _weigh_ends(
-        self,
-        streams: Iterable[Stream],
-        *,
-        while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
-    ) -> None:
-        """The last order of those that ended; the attention decoder runs in `while_weighing`."""
-        if not self.store.decoders.weighs_ends:
-            return
-        ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
-        slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
-        if weighing := self.store.decoders.end(slots):
-            try:
-                with while_weighing:
-                    weighing.weigh()
-            finally:
-                weighing.settle()
 
     def _settle(self, heads: Sequence[Pending]) -> None:
         """Answers those that have no window left, then admits the requests behind them."""
@@ -202,7 +182,7 @@ class Engine:
     def _tell(self, heard: Sequence[tuple[Pending, Stream]]) -> None:
         """The text so far, or the final one; a stream that has that is finished."""
         # No step has concluded an END that came without a window.
-        self._weigh_ends(stream for _, stream in heard)
+        self.stepper.weigh_ends(stream for _, stream in heard)
         texts = self.parts.results.texts([stream for _, stream in heard])
         for (head, stream), text in zip(heard, texts, strict=True):
             wants_result = head.request.wants_result

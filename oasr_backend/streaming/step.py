@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from oasr_backend.decoders.base import Finish
@@ -16,12 +16,13 @@ from oasr_backend.streaming.batching import StepBatch, slots_of, split_step, sta
 from oasr_backend.streaming.fair_lock import FairLock
 from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.runner import EncoderRunner, is_device_lost
-from oasr_backend.streaming.streams import Stream
+from oasr_backend.streaming.streams import NO_SLOT, Stream
 
 logger = logging.getLogger(__name__)
 
 #: Windows that an END in whole chunks leaves behind the one that it fills: with tail padding, two.
 _LAST_WINDOWS = 2
+_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 @dataclass
@@ -96,6 +97,24 @@ class Stepper:
             stream.audio.discard()
         self.conclude(full)
         return [stream for stream in streams if stream.has_ready_window]
+
+    def weigh_ends(
+        self,
+        streams: Iterable[Stream],
+        *,
+        while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
+    ) -> None:
+        """The last order of those that ended; the attention decoder runs in `while_weighing`."""
+        if not self._store.decoders.weighs_ends:
+            return
+        ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
+        slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
+        if weighing := self._store.decoders.end(slots):
+            try:
+                with while_weighing:
+                    weighing.weigh()
+            finally:
+                weighing.settle()
 
     @contextmanager
     def failing(self, streams: Sequence[Stream]) -> Iterator[None]:
