@@ -25,6 +25,8 @@ __all__ = [
     "Hypothesis",
     "OasrError",
     "ServingConfig",
+    "StreamOptions",
+    "load_engine",
 ]
 
 _HOME = {
@@ -37,6 +39,8 @@ _HOME = {
     "Hypothesis": "types",
     "OasrError": "errors",
     "ServingConfig": "config",
+    "StreamOptions": "options",
+    "load_engine": "streaming.assemble",
 }
 
 

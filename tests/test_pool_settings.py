@@ -9,7 +9,7 @@ import torch
 
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import AttentionSpec
+from oasr_backend.models import AttentionSpec, TrainedWindow
 from oasr_backend.streaming.kv_plan import plan_kv
 
 MIB = 1 << 20
@@ -88,3 +88,16 @@ def test_a_gpu_without_room_is_told_with_what_it_has(monkeypatch: pytest.MonkeyP
     assert "free memory of that GPU" in text
     assert "cpu_kv_budget_mib" not in text
     assert pool_blocks(torch.device("cuda:1"), max_streams=100) == 500
+
+
+def test_no_setting_of_the_history_changes_a_trained_window() -> None:
+    attention = AttentionSpec(
+        num_layers=12, num_kv_heads=4, head_dim=64, span=TrainedWindow(frames=70)
+    )
+    for num_left_chunks in (-1, 0, 400):
+        config = ServingConfig.of(max_streams=2, num_left_chunks=num_left_chunks)
+        plan = plan_kv(
+            config.with_defaults(on_gpu=False), attention, device=CPU, dtype=torch.float32
+        )
+        assert plan.max_cache_frames == plan.prefilled_cache_frames == 70
+        assert plan.pool_blocks == 2 * 6

@@ -42,12 +42,15 @@ def _geometry(
     config: ServingConfig, attention: AttentionSpec, *, device: torch.device, dtype: torch.dtype
 ) -> CacheConfig:
     settings, span = config.cache, attention.span
-    geometry = CacheConfig(
+    window_frames = span.frames if isinstance(span, TrainedWindow) else None
+    return CacheConfig(
         num_layers=attention.num_layers,
         n_kv_head=attention.num_kv_heads,
         head_dim=attention.head_dim,
         chunk_size=settings.chunk_size,
-        num_left_chunks=settings.num_left_chunks,
+        num_left_chunks=settings.num_left_chunks if window_frames is None else -1,
+        window_frames=window_frames,
+        prefill_kv_window=window_frames is not None,
         block_size_frames=settings.block_size_frames,
         max_num_blocks=None,
         max_blocks_per_seq=settings.max_blocks_per_seq,
@@ -56,11 +59,6 @@ def _geometry(
         dtype=dtype,
         position_limit_frames=settings.position_limit_frames,
     )
-    if isinstance(span, TrainedWindow):
-        return replace(
-            geometry, num_left_chunks=-1, window_frames=span.frames, prefill_kv_window=True
-        )
-    return geometry
 
 
 def _check_stated_pool(config: ServingConfig, geometry: CacheConfig) -> None:
