@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from oasr_backend.config import ServingConfig
     from oasr_backend.decoders import GpuDecoderConfig, GpuDecoderResult, GpuStreamingDecoder
     from oasr_backend.errors import OasrError
+    from oasr_backend.options import StreamOptions
+    from oasr_backend.streaming.assemble import load_engine
     from oasr_backend.streaming.engine import Engine
     from oasr_backend.types import AudioChunk, ChunkResult, Hypothesis
 
