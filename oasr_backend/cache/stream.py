@@ -26,7 +26,7 @@ class ConvolutionCache(Protocol):
     def free_stream(self, stream_id: StreamId) -> None: ...
 
 
-class DecoderStates(Protocol[DecoderT_co]):
+class CtcStates(Protocol[DecoderT_co]):
     """What a context asks of a `CtcStateCacheManager`."""
 
     def get_decoder(self, stream_id: StreamId) -> DecoderT_co: ...
@@ -45,7 +45,7 @@ class StreamContext(Generic[DecoderT_co]):
         stream_id: StreamId,
         attention_cache: AttentionCacheManager,
         cnn_cache: ConvolutionCache,
-        ctc_state: DecoderStates[DecoderT_co] | None = None,
+        ctc_state: CtcStates[DecoderT_co] | None = None,
         *,
         states: SlotStateCache | None = None,
     ) -> None:

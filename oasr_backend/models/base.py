@@ -30,7 +30,7 @@ class LeftChunks:
 
 @dataclass(frozen=True)
 class TrainedWindow:
-    """Attention sees the last `frames` encoder frames, as in training; no setting changes it.
+    """Attention sees the `frames` encoder frames before the chunk; no setting changes it.
 
     Raises ConfigError for fewer than one.
     """
