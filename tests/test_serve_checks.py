@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oasr_backend.checkpoints.open import ENTRY_POINTS
+from oasr_backend.checkpoints.installed import ENTRY_POINTS
 from oasr_backend.serve.checks import (
     CHECKPOINT_FILES,
     check_checkpoints,

@@ -41,7 +41,7 @@ from oasr_backend.triton_backend.overrides import read_overrides
 REQUEST_BYTES = 16_000 * 4
 # A checkpoint folder in WeNet's layout.
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
-# Entry points of `checkpoints/open.py`, which would take the time that PyTorch's import takes.
+# Entry points of `checkpoints/installed.py`, which would take the time that PyTorch's import takes.
 READERS = "oasr_backend.readers"
 _MIB = 1 << 20
 
