@@ -22,6 +22,7 @@ OasrError                          a fault with a name; knows its Triton status 
 from __future__ import annotations
 
 import reprlib
+from numbers import Integral
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
@@ -45,6 +46,20 @@ class OasrError(Exception):
 
 class ConfigError(OasrError, ValueError):
     triton_code = "INVALID_ARG"
+
+
+def check_whole(owner: str, *, least: int, **values: object) -> None:
+    """Raises ConfigError for the first value that is no whole number of `least` or more.
+
+    `owner` says whose values they are; they are named by their keywords.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ConfigError(
+                f"{owner}: {name}={shown(value)} is no whole number; give an int of {least} or more"
+            )
+        if value < least:
+            raise ConfigError(f"{owner}: {name}={value} is below {least}; give {least} or more")
 
 
 class CheckpointError(ConfigError):

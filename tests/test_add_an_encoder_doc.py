@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import subprocess
+import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +32,11 @@ from tests.toy_family import (
     RATE,
     SYMBOLS,
     installed,
+    project,
     toy_tensors,
     tune,
     write_checkpoint,
+    write_family,
 )
 
 CPU = torch.device("cpu")
@@ -265,6 +270,27 @@ def test_a_missing_or_broken_file_is_refused_by_name(tmp_path: Path) -> None:
     (toy_dir / "toy.json").write_text("[]", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"toy\.json names no symbols"):
         open_checkpoint(toy_dir)
+
+
+def test_the_checkpoint_that_the_document_makes_can_be_served(tmp_path: Path) -> None:
+    make = importlib.import_module("toy_family.make").make
+    make(tmp_path / "made", list(SYMBOLS))
+    engine = toy_engine(tmp_path / "made")
+    assert engine.is_healthy
+
+
+def test_the_family_installs_as_a_project(tmp_path: Path) -> None:
+    """By the document's pyproject.toml, with its modules and its reader."""
+    write_family(tmp_path / "project")
+    (tmp_path / "project" / "pyproject.toml").write_text(project(), encoding="utf-8")
+    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
+    command = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(command, cwd=tmp_path / "project", check=True, capture_output=True)
+    with zipfile.ZipFile(tmp_path / "toy_family-1.0-py3-none-any.whl") as wheel:
+        names = wheel.namelist()
+        told = wheel.read("toy_family-1.0.dist-info/entry_points.txt").decode()
+    assert {"toy_family/reader.py", "toy_family/make.py"} <= set(names)
+    assert "[oasr_backend.readers]\ntoy = toy_family.reader:ToyReader" in told
 
 
 # The encoder with attention

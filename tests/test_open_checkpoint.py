@@ -51,6 +51,62 @@ class GreedyReader(LinkReader):
 
     def recognises(self, path):
         return True
+
+
+class UnsureReader(LinkReader):
+    name = "Unsure"
+
+    def recognises(self, path):
+        raise KeyError("suffix")
+
+
+class RaisingReader(LinkReader):
+    name = "Raising"
+
+    def open(self, path):
+        raise OSError("no such share")
+
+
+class EmptyReader(LinkReader):
+    name = "Empty"
+
+    def open(self, path):
+        return None
+
+
+class Unloadable(Opened):
+    def load(self):
+        raise RuntimeError("three layers, not four")
+
+
+class UnloadableReader(LinkReader):
+    name = "Unloadable"
+
+    def open(self, path):
+        return Unloadable(path)
+
+
+class Loadless(Opened):
+    def load(self):
+        return None
+
+
+class LoadlessReader(LinkReader):
+    name = "Loadless"
+
+    def open(self, path):
+        return Loadless(path)
+
+
+class Infoless(Opened):
+    info = None
+
+
+class InfolessReader(LinkReader):
+    name = "Infoless"
+
+    def open(self, path):
+        return Infoless(path)
 '''
 Install = Callable[[str], None]
 
@@ -206,3 +262,38 @@ def test_a_reader_that_cannot_be_used_is_named(
     text = refusal(directory)
     assert f"the reader 'ours' ({value}) is installed but cannot be used" in text
     assert "uninstall its package" in text
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        ("Raising", "cannot open {path} (OSError: no such share)"),
+        ("Empty", "cannot open {path} (TypeError: open() gave None"),
+        ("Infoless", "cannot open {path} (TypeError: its info is None"),
+        ("Unloadable", "cannot load {path} (RuntimeError: three layers, not four)"),
+        ("Loadless", "cannot load {path} (load() gave None, no Checkpoint)"),
+    ],
+)
+def test_what_an_installed_reader_raises_is_told_with_its_name(
+    tmp_path: Path, install: Install, reader: str, told: str
+) -> None:
+    link = tmp_path / "small.link"
+    link.write_text(str(SOURCE))
+    install(f"toolkit_of_a_test:{reader}Reader")
+    with pytest.raises(CheckpointError) as caught:
+        open_checkpoint(link).load()
+    text = str(caught.value)
+    assert f"the installed reader {reader!r} {told.format(path=link)}" in text
+    assert text.endswith("mend or uninstall its package")
+
+
+def test_a_reader_that_fails_to_look_leaves_the_others_their_checkpoints(
+    tmp_path: Path, install: Install, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("toolkit_of_a_test:UnsureReader")
+    fault = "the installed reader 'Unsure' cannot tell whether it knows {} (KeyError: 'suffix')"
+    with caplog.at_level("WARNING", "oasr_backend"):
+        assert open_checkpoint(SOURCE).info.vocab_size == 96
+    (message,) = caplog.messages
+    assert fault.format(SOURCE) in message
+    assert f"{fault.format(tmp_path)}; mend or uninstall its package" in refusal(tmp_path)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.decoders.base import (
+    CTC_SEARCHES,
+    ChunkRows,
+    Finish,
+    SearchKind,
+    SearchSettings,
+)
+from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.errors import SelfTestError
 from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import ServerSettings
 from oasr_backend.serve.embedded import find_triton
 from oasr_backend.serve.trial import find_load_problems
-from oasr_backend.streaming.assemble import load_engine, try_out
+from oasr_backend.streaming.assemble import assemble, load_engine, try_out
 from oasr_backend.streaming.engine import Engine
-from oasr_backend.types import ChunkResult
-from tests.checkpoint_helpers import copy_golden, edit_features, edit_weights
+from oasr_backend.types import ChunkResult, Hypothesis
+from tests.checkpoint_helpers import SOURCE, copy_golden, edit_features, edit_weights
 from tests.conftest import MODEL_REPOSITORY
 from tests.decoder_checkpoint import write_checkpoint
 from tests.engine_helpers import ask_one, assert_all_is_free, fault_at, golden_engine, noise
@@ -61,6 +74,47 @@ def test_a_part_that_raises_refuses_the_load_and_leaves_nothing(part: str) -> No
         try_out(engine)
     assert_all_is_free(engine)
     try_out(engine)
+
+
+class Mute(GreedySearch):
+    """Nothing that it hears makes a hypothesis."""
+
+    def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:
+        return super().hypotheses(row, nbest, skip=skip)[:0]
+
+
+class Deaf(GreedySearch):
+    def begin(self, frames_NTX: Tensor, chunk: ChunkRows) -> Finish:
+        raise IndexError(f"no row {chunk.rows.tolist()} of {len(frames_NTX)}")
+
+
+def _unmade(_: SearchSettings) -> Any:
+    raise KeyError("lexicon")
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (_unmade, r"under decoder='new' a test stream fails \(KeyError: 'lexicon'\)"),
+        (lambda _: None, r"under decoder='new' .*the search 'new' is made as None"),
+        (lambda settings: Deaf(settings.blank_id), r"\(IndexError: .*mend the search 'new'"),
+        (lambda settings: Mute(settings.blank_id), r"the search 'new' gives .* no hypothesis"),
+    ],
+    ids=["raises", "none", "deaf", "mute"],
+)
+def test_a_search_that_no_stream_would_survive_refuses_the_load_by_name(
+    make: Callable[[SearchSettings], Any], told: str, *, is_default: bool
+) -> None:
+    """Also one that streams must ask for."""
+    new = {"new": SearchKind("new", make)}
+    searches = {**new, **CTC_SEARCHES} if is_default else {**CTC_SEARCHES, **new}
+    checkpoint = replace(open_checkpoint(SOURCE).load(), searches=searches)
+    engine = assemble(checkpoint, ServingConfig(), device=torch.device("cpu"))
+    with pytest.raises(SelfTestError, match=told):
+        try_out(engine)
+    assert_all_is_free(engine)
+    assert engine.store.decoders.kinds == []
 
 
 def answer(engine: Engine, **parameters: Any) -> tuple[str, dict[str, Any]]:

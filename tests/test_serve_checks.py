@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from oasr_backend.checkpoints.open import ENTRY_POINTS
+from oasr_backend.checkpoints.installed import ENTRY_POINTS
 from oasr_backend.serve.checks import (
     CHECKPOINT_FILES,
     check_checkpoints,
@@ -200,7 +200,9 @@ def test_a_checkpoint_of_another_layout_is_left_to_its_reader(tmp_path: Path) ->
     folder = tmp_path / "theirs"
     folder.mkdir()
     config = _model(tmp_path / "asr", checkpoint=str(folder))
-    assert "lacks train.yaml" in check_checkpoints([config], {})[0].message
+    (problem,) = check_checkpoints([config], {})
+    assert problem.message == f"the checkpoint folder {folder} is empty"
+    assert problem.remedy == "give a folder with train.yaml, final.pt, units.txt by --checkpoint"
     (folder / "weights.safetensors").write_text("content")
     assert check_checkpoints([config], {}) == []
     archive = _model(tmp_path / "other", checkpoint=str(folder / "weights.safetensors"))
@@ -222,7 +224,15 @@ def test_a_checkpoint_with_names_of_ours_is_left_to_an_installed_reader(
     monkeypatch.syspath_prepend(about.parent)
     assert check_checkpoints([config], {}) == []
     (folder / "train.yaml").write_text("a: 1\n")
-    assert "lacks final.pt" in check_checkpoints([config], {})[0].message
+    assert check_checkpoints([config], {}) == []
+    for path in (tmp_path / "empty", tmp_path / "absent"):
+        if path.name == "empty":
+            path.mkdir()
+        (problem,) = check_checkpoints([config], {"checkpoint_dir": str(path)})
+        assert problem.remedy == (
+            "give a folder with train.yaml, final.pt, units.txt, or a checkpoint of an installed "
+            "reader (ours), by --checkpoint"
+        )
 
 
 def test_the_checkpoint_of_the_config_lies_in_the_model_folder(tmp_path: Path) -> None:

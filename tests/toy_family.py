@@ -33,20 +33,32 @@ SHAPES = {
     "heads.ctc.output.bias": (len(SYMBOLS),),
 }
 _FILE = re.compile(r"# (\w+/\w+\.py)\n")
+_PROJECT = re.compile(r"^```toml\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _ENTRY_POINT = re.compile(
-    r'^```toml\n\[project\.entry-points\."([\w.]+)"\]\n(\w+) = "([\w.:]+)"\n```$', re.MULTILINE
+    r'^\[project\.entry-points\."([\w.]+)"\]\n(\w+) = "([\w.:]+)"$', re.MULTILINE
 )
+
+
+def project() -> str:
+    """The document's pyproject.toml."""
+    (text,) = _PROJECT.findall(DOCUMENT.read_text(encoding="utf-8"))
+    return str(text)
+
+
+def write_family(folder: Path) -> None:
+    """Writes the document's modules."""
+    for block in python_blocks(DOCUMENT):
+        name = _FILE.match(block)
+        assert name is not None, f"a block names no file: {block[:60]!r}"
+        path = folder / name[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block, encoding="utf-8")
 
 
 def install(site: Path) -> None:
     """Writes what an installer makes of the document: the modules, and a name for the reader."""
-    for block in python_blocks(DOCUMENT):
-        name = _FILE.match(block)
-        assert name is not None, f"a block names no file: {block[:60]!r}"
-        path = site / name[1]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block, encoding="utf-8")
-    ((group, name_of, value),) = _ENTRY_POINT.findall(DOCUMENT.read_text(encoding="utf-8"))
+    write_family(site)
+    ((group, name_of, value),) = _ENTRY_POINT.findall(project())
     about = site / "toy_family-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-family\nVersion: 1.0\n")

@@ -22,6 +22,8 @@ class CheckpointInfo:
 
     searches    what can decode it, by the name that a stream asks for; the first is the default
     vocab_size  units that it tells apart; None where only the weights say it
+
+    Raises CheckpointError for no searches, and for one under another name than its own.
     """
 
     encoder: EncoderSpec
@@ -29,13 +31,17 @@ class CheckpointInfo:
     searches: Mapping[str, SearchKind]
     vocab_size: int | None
 
+    def __post_init__(self) -> None:
+        check_searches(self.searches)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """A model as it was trained: float32 weights on the CPU, not yet prepared for serving.
 
-    Raises CheckpointError where a search reads a head that the model lacks, or a CTC head has
-    another number of outputs than the tokenizer has units.
+    Raises CheckpointError for searches as CheckpointInfo does, for one that reads a head that the
+    model lacks, for a CTC head that takes other frames than the encoder gives or has another
+    number of outputs than the tokenizer has units, and for a blank that is none of its outputs.
     """
 
     model: AcousticModel
@@ -45,6 +51,7 @@ class Checkpoint:
     blank_id: int = 0
 
     def __post_init__(self) -> None:
+        check_searches(self.searches)
         heads = self.model.heads
         for search in self.searches.values():
             if search.head not in heads:
@@ -53,11 +60,42 @@ class Checkpoint:
                     f"{', '.join(heads)}; name the searches that fit the model"
                 )
         for head in heads.values():
-            if isinstance(head, CtcHead) and head.vocab_size != self.tokenizer.vocab_size:
+            if isinstance(head, CtcHead):
+                self._check_ctc(head)
+
+    def _check_ctc(self, head: CtcHead) -> None:
+        if head.vocab_size != self.tokenizer.vocab_size:
+            raise CheckpointError(
+                f"the tokenizer has {self.tokenizer.vocab_size} units, but the CTC head has "
+                f"{head.vocab_size} outputs; take both from one training"
+            )
+        if head.model_dim != self.model.spec.model_dim:
+            raise CheckpointError(
+                f"the CTC head takes frames of width {head.model_dim}, but the encoder declares "
+                f"model_dim={self.model.spec.model_dim}; give both one width"
+            )
+        for owner, blank_id in (("checkpoint", self.blank_id), ("CTC head", head.blank_id)):
+            if blank_id not in range(head.vocab_size):
                 raise CheckpointError(
-                    f"the tokenizer has {self.tokenizer.vocab_size} units, but the CTC head has "
-                    f"{head.vocab_size} outputs; take both from one training"
+                    f"the {owner} has blank_id={blank_id}, outside 0 .. {head.vocab_size - 1}, "
+                    "the outputs of the CTC head; give the blank's place among them"
                 )
+
+
+def check_searches(searches: Mapping[str, SearchKind]) -> None:
+    """Raises CheckpointError for no searches, and for one under another name than its own."""
+    if not isinstance(searches, Mapping) or not searches:
+        raise CheckpointError(
+            f"the checkpoint has searches={searches!r}; give one SearchKind or more, each by its "
+            "name, the default first"
+        )
+    for name, search in searches.items():
+        if not isinstance(search, SearchKind):
+            raise CheckpointError(f"the search {name!r} is {search!r}; give a SearchKind")
+        if name != search.name:
+            raise CheckpointError(
+                f"searches has {search.name!r} under the name {name!r}; use its own name for both"
+            )
 
 
 class OpenCheckpoint(Protocol):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+import logging
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import OpenCheckpoint, Reader
+from oasr_backend.checkpoints.installed import installed_readers
 from oasr_backend.checkpoints.wenet import WenetReader
 from oasr_backend.errors import CheckpointError
 
-ENTRY_POINTS = "oasr_backend.readers"
+logger = logging.getLogger(__name__)
+
 #: A folder of recordings that was given by mistake has thousands.
 _MOST_LISTED = 12
 
@@ -18,11 +20,13 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     """Opens a checkpoint by the reader that recognises it, built-in or installed.
 
     No weights are read, and every other file is checked. Raises CheckpointError: for a path that
-    no reader recognises, or more than one, with what is there and what each reader looks for.
+    no reader recognises, or more than one, with what is there and what each reader looks for; and
+    for whatever an installed reader raises, with the reader's name.
     """
     path = Path(path)
-    readers = _readers()
-    fitting = [reader for reader in readers if reader.recognises(path)]
+    readers: list[Reader] = [WenetReader(), *installed_readers()]
+    faults: list[str] = []
+    fitting = [reader for reader in readers if _recognises(reader, path, faults)]
     if len(fitting) == 1:
         return fitting[0].open(path)
     if fitting:
@@ -34,23 +38,18 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         f"{path} is no checkpoint that a reader knows: {_found(path)}. "
         f"{'; '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
         "checkpoint_dir elsewhere, or install a reader for this kind"
+        + "".join(f". And {fault}" for fault in faults)
     )
 
 
-def _readers() -> list[Reader]:
-    installed = sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name)
-    return [WenetReader(), *map(_installed, installed)]
-
-
-def _installed(point: EntryPoint) -> Reader:
+def _recognises(reader: Reader, path: Path, faults: list[str]) -> bool:
+    """A reader that fails here must not keep the others from their checkpoints."""
     try:
-        reader: Reader = point.load()()
-    except Exception as error:
-        raise CheckpointError(
-            f"the reader {point.name!r} ({point.value}) is installed but cannot be used "
-            f"({type(error).__name__}: {error}); mend or uninstall its package"
-        ) from error
-    return reader
+        return reader.recognises(path)
+    except CheckpointError as error:
+        logger.warning("event=reader_failed reader=%r: %s", reader.name, error)
+        faults.append(str(error))
+        return False
 
 
 def _layout(reader: Reader) -> str:

@@ -35,6 +35,10 @@ __all__ = [
 ]
 
 
+#: What streams may ask of a search that honours it.
+_OPTIONS = ("beam_size", "nbest", "hotwords", "use_lm", "rescoring")
+
+
 class Search(Protocol):
     """Decodes many streams at once. Its storage is addressed by row, and a row is a stream's slot.
 
@@ -62,7 +66,8 @@ class Search(Protocol):
     def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:
         """The best hypotheses of a row, best first, without their first `skip` tokens.
 
-        Reads host memory only.
+        At least one, which has no tokens where nothing is heard, and at most `nbest`. Each token
+        has its time and its log-prob. Reads host memory only.
         """
 
 
@@ -72,12 +77,22 @@ class SearchKind:
 
     `honours` holds names of stream options among beam_size, nbest, hotwords, use_lm and rescoring.
     `make` gets scorers for streams with hotwords or use_lm only, so where those are honoured.
+    Raises ConfigError for an empty name, and for another option in `honours`.
     """
 
     name: str
     make: Callable[[SearchSettings], Search]
     head: str = "ctc"
     honours: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a search has the name ''; give it one that streams can ask for")
+        if unknown := sorted(set(self.honours) - set(_OPTIONS)):
+            raise ConfigError(
+                f"the search {self.name!r} honours {', '.join(map(repr, unknown))}, which is no "
+                f"option of a search; name some of {', '.join(_OPTIONS)}, or none"
+            )
 
     def kept(self, beam_size: int) -> int:
         """How many hypotheses of a stream the search keeps."""

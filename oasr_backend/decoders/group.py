@@ -41,6 +41,7 @@ class DecoderGroup:
     ) -> None:
         """`searches` are the checkpoint's, the default first; streams choose their beam size."""
         spelling = HotwordSpelling(tokenizer, vocab_size)
+        self.searches = searches
         self._kinds = KindDecoders(KindParts(searches, settings, spelling, language_model))
         self._options = OptionCheck(
             searches,

@@ -19,7 +19,7 @@ from oasr_backend.decoders.bias.base import PrefixScorer
 from oasr_backend.decoders.bias.hotwords import HotwordScorer
 from oasr_backend.decoders.bias.ngram import NgramScorer
 from oasr_backend.decoders.bias.spelling import HotwordSpelling
-from oasr_backend.errors import StreamStateError, UnknownStreamError
+from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
 from oasr_backend.options import StreamOptions
 
 #: The kind of a slot without a stream.
@@ -68,6 +68,10 @@ class KindDecoder:
             scorers.append(parts.language_model)
         settings = replace(parts.settings, beam_size=kind.beam_size, scorers=tuple(scorers))
         self.search: Search = parts.searches[kind.search].make(settings)
+        if self.search is None:
+            raise ConfigError(
+                f"the search {kind.search!r} is made as None; have its make return the search"
+            )
         self._spelling = parts.spelling
         # False: at the start of a stream, so that the next one needs nothing done.
         self._is_used_S: BoolArray = np.zeros(0, dtype=np.bool_)

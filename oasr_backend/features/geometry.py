@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, check_whole
 
 
 def count_windows(available: int, first: int, step: int) -> int:
@@ -21,7 +21,8 @@ def count_windows(available: int, first: int, step: int) -> int:
 class FrameGeometry:
     """What a front end's frame is: `num_bins` features of so many samples.
 
-    Raises ConfigError for frames between which samples would be lost.
+    Raises ConfigError for a value that is no whole number or is below 1, by its name, and for
+    frames between which samples would be lost.
     """
 
     sample_rate: int
@@ -30,11 +31,7 @@ class FrameGeometry:
     num_bins: int
 
     def __post_init__(self) -> None:
-        if min(self.sample_rate, self.frame_shift_samples, self.num_bins) < 1:
-            raise ConfigError(
-                f"sample rate of {self.sample_rate} Hz, frame shift of {self.frame_shift_samples} "
-                f"samples and {self.num_bins} feature bins must each be at least 1; raise them"
-            )
+        check_whole("the front end's geometry", least=1, **vars(self))
         if self.frame_length_samples < self.frame_shift_samples:
             raise ConfigError(
                 f"frame of {self.frame_length_samples} samples is shorter than its shift of "

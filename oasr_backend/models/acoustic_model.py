@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, shown
 from oasr_backend.features import Frontend, WindowGeometry
 from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
 from oasr_backend.models.heads import Head
@@ -55,10 +55,12 @@ class AcousticModel(nn.Module):
         self.encoder = encoder
         self.heads = nn.ModuleDict(dict(zip(names, heads, strict=True)))
         self._dtype = torch.float32
+        # Constant, and some encoders make it anew each time that it is asked for.
+        self._spec = encoder.spec
 
     @property
     def spec(self) -> EncoderSpec:
-        return self.encoder.spec
+        return self._spec
 
     def window_geometry(self, chunk_size: int) -> WindowGeometry:
         """The windows, in samples at the model's rate, that give `chunk_size` encoder frames."""
@@ -92,7 +94,21 @@ class AcousticModel(nn.Module):
 
     def _forward_normal(self, normal_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
         encoded_BTD = self.encoder.forward_chunk(normal_BWF.to(self._dtype), caches)
+        self._check_frames(encoded_BTD, normal_BWF)
         outputs = {name: head(encoded_BTD) for name, head in self.heads.items()}
         # Last, so that a step that runs out of memory can be tried again in halves.
         caches.store()
         return ModelOutput(encoded_BTD, outputs)
+
+    def _check_frames(self, encoded_BTD: Tensor, normal_BWF: Tensor) -> None:
+        """Raises ConfigError for other frames than the spec says. Looks at shapes only."""
+        num_rows, window_frames, _ = normal_BWF.shape
+        expected = (num_rows, self._spec.num_encoder_frames(window_frames), self._spec.model_dim)
+        found = getattr(encoded_BTD, "shape", encoded_BTD)
+        if found != expected:
+            given = tuple(found) if isinstance(found, torch.Size) else shown(found)
+            raise ConfigError(
+                f"forward_chunk of {type(self.encoder).__name__} gave {given} for {window_frames} "
+                f"feature frames, where its spec says (rows, frames, model_dim) = {expected}; mend "
+                "forward_chunk or the spec"
+            )

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from oasr_backend.cache.paged_kv import PagedKVCache
 from oasr_backend.cache.state import StagedSlotTensor, StreamStateSpec
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, check_whole
+
+_ENCODER = "the encoder's spec"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ class EncoderSpec:
     attention             its K/V history; None for an encoder without
     state_specs           what else it keeps of a stream, by name
     chunk_sizes           encoder frames a step that it was trained with; empty: any
+
+    Raises ConfigError, by the field's name, for a size that is no whole number or is below 1, for a
+    right context that would lose frames between two windows, and for names of states that repeat.
     """
 
     model_dim: int
@@ -78,6 +83,28 @@ class EncoderSpec:
     attention: AttentionSpec | None = None
     state_specs: tuple[StreamStateSpec, ...] = ()
     chunk_sizes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        rate = self.subsampling_rate
+        check_whole(_ENCODER, least=1, model_dim=self.model_dim, subsampling_rate=rate)
+        check_whole(_ENCODER, least=0, right_context_frames=self.right_context_frames)
+        for chunk_size in self.chunk_sizes:
+            check_whole(_ENCODER, least=1, chunk_sizes=chunk_size)
+        if self.right_context_frames < rate - 1:
+            raise ConfigError(
+                f"{_ENCODER}: right_context_frames={self.right_context_frames} is below "
+                f"{rate - 1}, so that windows of subsampling_rate={rate} would skip frames; "
+                f"give {rate - 1} or more"
+            )
+        names = [state.name for state in self.state_specs]
+        if "" in names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"{_ENCODER}: state_specs are named {names}; give each a name of its own"
+            )
+
+    def num_encoder_frames(self, window_frames: int) -> int:
+        """T of a whole window of so many feature frames."""
+        return (window_frames - self.right_context_frames - 1) // self.subsampling_rate + 1
 
 
 def check_chunk_size(spec: EncoderSpec, chunk_size: int) -> None:

@@ -30,6 +30,10 @@ class CtcHead(Head):
         self.blank_id = blank_id
 
     @property
+    def model_dim(self) -> int:
+        return self.output.in_features
+
+    @property
     def vocab_size(self) -> int:
         return self.output.out_features
 

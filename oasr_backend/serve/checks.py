@@ -41,7 +41,7 @@ from oasr_backend.triton_backend.overrides import read_overrides
 REQUEST_BYTES = 16_000 * 4
 # A checkpoint folder in WeNet's layout.
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
-# Entry points of `checkpoints/open.py`, which would take the time that PyTorch's import takes.
+# Entry points of `checkpoints/installed.py`, which would take the time that PyTorch's import takes.
 READERS = "oasr_backend.readers"
 _MIB = 1 << 20
 
@@ -252,30 +252,28 @@ def check_checkpoints(
 
 
 def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
-    remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES) + " by --checkpoint"
-    if folder.is_file() and folder.name in CHECKPOINT_FILES:
-        remedy = f"give its folder {folder.parent} by --checkpoint"
-        yield Problem("checkpoint", f"the checkpoint {folder} is a file, not a folder", remedy)
-        return
+    readers = sorted(point.name for point in importlib.metadata.entry_points(group=READERS))
+    remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES)
+    if readers:
+        remedy += f", or a checkpoint of an installed reader ({', '.join(readers)}),"
+    remedy += " by --checkpoint"
     if not folder.exists():
         yield Problem("checkpoint", f"the checkpoint folder {folder} does not exist", remedy)
-        return
-    missing = [name for name in CHECKPOINT_FILES if not _is_filled(folder / name)]
-    if missing and _is_ours_to_judge(folder):
-        message = f"the checkpoint {folder} lacks {', '.join(missing)} (absent or empty)"
+    elif folder.is_dir() and not any(folder.iterdir()):
+        yield Problem("checkpoint", f"the checkpoint folder {folder} is empty", remedy)
+    elif not readers:
+        # An installed reader may know any other layout, and names of files that are WeNet's too.
+        yield from _wenet_problems(folder, remedy)
+
+
+def _wenet_problems(path: Path, remedy: str) -> Iterator[Problem]:
+    if path.is_file() and path.name in CHECKPOINT_FILES:
+        remedy = f"give its folder {path.parent} by --checkpoint"
+        yield Problem("checkpoint", f"the checkpoint {path} is a file, not a folder", remedy)
+    missing = [name for name in CHECKPOINT_FILES if not _is_filled(path / name)]
+    if missing and any((path / name).exists() for name in CHECKPOINT_FILES):
+        message = f"the checkpoint {path} lacks {', '.join(missing)} (absent or empty)"
         yield Problem("checkpoint", message, remedy)
-
-
-def _is_ours_to_judge(folder: Path) -> bool:
-    """Whether it is empty or of WeNet's layout.
-
-    An installed reader may know any other, and names of its files that are WeNet's too.
-    """
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else ["a file"]
-    if not names or CHECKPOINT_FILES[0] in names:
-        return True
-    has_other_readers = bool(importlib.metadata.entry_points(group=READERS))
-    return not has_other_readers and any(name in CHECKPOINT_FILES for name in names)
 
 
 def _is_filled(path: Path) -> bool:

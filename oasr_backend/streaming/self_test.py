@@ -1,14 +1,18 @@
-"""One short utterance through a loaded model, before it is called ready."""
+"""One short utterance through each search of a loaded model, before it is called ready."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from oasr_backend.errors import SelfTestError
+from oasr_backend.errors import ConfigError, SelfTestError
 from oasr_backend.features import AudioBuffer
-from oasr_backend.streaming.batching import slots_of, stack_windows
+from oasr_backend.models.acoustic_model import ModelOutput
+from oasr_backend.options import StreamOptions
+from oasr_backend.streaming.batching import StepBatch, slots_of, stack_windows
 from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.streams import Stream, StreamRegistry
 from oasr_backend.types import Samples
@@ -22,21 +26,36 @@ _NUM_WINDOWS = 2
 class SelfTest:
     """The parts of an engine that a stream passes through.
 
-    Its stream is in no registry, no log and no metric of the engine, and its rows are free again
-    at the end: streams that come later do not notice it.
+    Its streams are in no registry, no log and no metric of the engine, and their rows are free
+    again at the end: streams that come later do not notice it.
     """
 
     def __init__(self, parts: EngineParts) -> None:
         self._parts, self._store, self._geometry = parts, parts.store, parts.geometry
 
     def run(self) -> None:
-        """Open, step to the end, answer, close, under the server's own defaults for streams.
+        """Open, step to the end, answer, close: once by each search of the checkpoint.
 
-        Raises SelfTestError when a part raises or gives numbers that are not finite.
+        The first stream has the server's own defaults; a further one leaves out what its search
+        may not honour. Each asks for all that a document tells of its words. Raises SelfTestError
+        naming the search when a part raises, gives numbers that are not finite or no hypothesis.
         """
-        streams = self._registry()
+        decoders = self._store.decoders
+        defaults = replace(
+            decoders.resolve(self._parts.admission.defaults), word_times=True, endpoint=True
+        )
+        others = [name for name in decoders.searches if name != defaults.decoder]
         try:
-            stream = streams.open("self-test", self._parts.admission.defaults, now_s=0.0)
+            for options in (defaults, *(_under(defaults, name) for name in others)):
+                self._try(options)
+        finally:
+            decoders.drop_idle_kinds()
+
+    def _try(self, options: StreamOptions) -> None:
+        streams, name = self._registry(), options.decoder
+        under = f"every file is read, but under decoder={name!r}"
+        try:
+            stream = streams.open("self-test", options, now_s=0.0)
             tail_padding = self._parts.config.server.tail_padding
             stream.accept(self._noise(stream), is_last=True, tail_padding=tail_padding)
             self._decode(stream)
@@ -45,15 +64,17 @@ class SelfTest:
             self._store.check_integrity()
         except SelfTestError:
             raise
+        except ConfigError as error:
+            # It tells its own remedy.
+            raise SelfTestError(f"{under} a test stream fails: {error}") from error
         except Exception as error:
             raise SelfTestError(
-                f"every file is read, but a test stream fails ({type(error).__name__}: {error}), "
-                "as every stream would; see whether all files are of one training"
+                f"{under} a test stream fails ({type(error).__name__}: {error}), as every stream "
+                f"would; mend the search {name!r}, or take it out of the checkpoint's searches"
             ) from error
         finally:
             for left in streams:
                 streams.close(left)
-            self._store.decoders.drop_idle_kinds()
 
     def _registry(self) -> StreamRegistry:
         return StreamRegistry(
@@ -70,16 +91,27 @@ class SelfTest:
         return noise_S * np.float32(_LEVEL)
 
     def _decode(self, stream: Stream) -> None:
-        runner, slots_B = self._parts.runner, slots_of([stream])
+        slots_B, runner = slots_of([stream]), self._parts.runner
         while stream.has_ready_window and not self._store.at_capacity(slots_B).any():
             self._store.prepare(slots_B)
             batch = stack_windows([stream], slots_B, self._geometry, into=runner.next_staging())
             num_frames = int(batch.rows.num_frames_B[0])
-            output = runner.forward(batch)
+            output = self._forward(batch)
             for head_1TX in output.heads.values():
                 self._check_finite(head_1TX[0, :num_frames])
             self._store.commit(batch.rows, output)()
             stream.num_encoder_frames += num_frames
+
+    def _forward(self, batch: StepBatch) -> ModelOutput:
+        try:
+            return self._parts.runner.forward(batch)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise SelfTestError(
+                f"every file is read, but a test stream fails ({type(error).__name__}: {error}), "
+                "as every stream would; see whether all files are of one training"
+            ) from error
 
     def _check_finite(self, output_TX: Tensor) -> None:
         dtype = self._parts.config.model.dtype
@@ -94,9 +126,20 @@ class SelfTest:
             )
 
     def _answer(self, stream: Stream) -> None:
+        if not self._store.decoders.nbest(stream.slot, 1):
+            raise SelfTestError(
+                f"every file is read, but the search {stream.options.decoder!r} gives a test "
+                "stream no hypothesis; mend its hypotheses(), which returns one or more, without "
+                "tokens where nothing is heard"
+            )
         stream.finish_reason = "end"
         if weighing := self._store.decoders.end([stream.slot]):
             weighing.weigh()
             weighing.settle()
         (text,) = self._parts.results.texts([stream])
         self._parts.results.document(text, stream)
+
+
+def _under(options: StreamOptions, name: str) -> StreamOptions:
+    """With another search, and without what that may not honour."""
+    return replace(options, decoder=name, nbest=1, hotwords="", use_lm=False, rescoring=False)
