@@ -71,6 +71,16 @@ def test_command_line_overrides_win_over_inherited_ones() -> None:
     assert json.loads(environment[OVERRIDES_VARIABLE]) == {"a": "1", "b": "3"}
 
 
+def test_a_common_setting_wins_over_an_inherited_one_of_a_model() -> None:
+    inherited = {OVERRIDES_VARIABLE: '{"asr:a": "1", "asr:c": "2", "d": "3"}'}
+    environment = build_environment(
+        CONTAINER_SERVER, _settings(**{"a": "4", "asr:d": "5"}), inherited
+    )
+    assert json.loads(environment[OVERRIDES_VARIABLE]) == {
+        "a": "4", "asr:c": "2", "asr:d": "5", "d": "3",
+    }  # fmt: skip
+
+
 def test_the_variable_is_absent_when_nothing_is_overridden() -> None:
     assert OVERRIDES_VARIABLE not in build_environment(CONTAINER_SERVER, _settings(), {})
 
