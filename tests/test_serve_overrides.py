@@ -54,6 +54,17 @@ def test_a_checkpoint_may_name_its_model_and_a_folder_may_hold_a_colon(tmp_path:
     }
 
 
+def test_a_checkpoint_of_no_model_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no model is called 'asrr'.*did you mean 'asr:/a'\?"):
+        collect_overrides([], checkpoints=["asrr:/a"], models=["asr", "other"])
+    (tmp_path / "c:d").mkdir()
+    found = collect_overrides([], checkpoints=["c:d"], models=["asr"])
+    assert found == {"checkpoint_dir": str(tmp_path / "c:d")}
+
+
 def test_one_setting_given_in_two_ways_is_refused() -> None:
     with pytest.raises(ConfigError, match="--checkpoint"):
         collect_overrides(["checkpoint_dir=a"], checkpoints=["b"])
