@@ -64,7 +64,9 @@ def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> 
             f"lower nbest{_or_send(searches, 'nbest', 'and a beam_size')}"
         )
     for name in _OF_A_SEARCH:
-        if getattr(options, name) and name not in search.honours:
+        # Separators alone hold no phrase, so that they ask for nothing.
+        is_asked = options.phrases if name == "hotwords" else getattr(options, name)
+        if is_asked and name not in search.honours:
             raise InvalidRequestError(
                 f"{name}={shown(getattr(options, name))} needs a search that weighs "
                 f"alternatives, which {search.name} does not; leave {name} out"
