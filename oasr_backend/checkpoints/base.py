@@ -22,12 +22,14 @@ class CheckpointInfo:
 
     searches    what can decode it, by the name that a stream asks for; the first is the default
     vocab_size  units that it tells apart; None where only the weights say it
+    tokenizer   of its units, where they are read before the weights
     """
 
     encoder: EncoderSpec
     frames: FrameGeometry
     searches: Mapping[str, SearchKind]
     vocab_size: int | None
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True)

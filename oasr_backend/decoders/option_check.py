@@ -18,12 +18,15 @@ class OptionCheck:
     def __init__(
         self,
         searches: Mapping[str, SearchKind],
-        spelling: HotwordSpelling,
+        spelling: HotwordSpelling | None,
         *,
         has_lm: bool,
         no_rescoring: str,
     ) -> None:
-        """`no_rescoring` says why nothing can be rescored; empty where it can."""
+        """`no_rescoring` says why nothing can be rescored; empty where it can.
+
+        `spelling` None: the units are not known, so that no phrase is spelt.
+        """
         self._searches = searches
         self._spelling = spelling
         self._has_lm = has_lm
@@ -46,7 +49,7 @@ class OptionCheck:
                 f"rescoring: {self._no_rescoring}; leave rescoring out, or serve a checkpoint "
                 "whose attention decoder can be used"
             )
-        if options.phrases:
+        if options.phrases and self._spelling is not None:
             self._spelling.graph(options)
 
 
