@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from oasr_backend.errors import ConfigError, InvalidRequestError
+from oasr_backend.errors import ConfigError, InvalidRequestError, shown
 from oasr_backend.options import StreamOptions
 
 #: More threads than cores only wait for each other, and each one takes time to start.
@@ -179,6 +179,7 @@ class ServingConfig:
         """
         by_group: dict[str, dict[str, Any]] = {}
         for name, value in flat.items():
+            _check_type(name, value)
             by_group.setdefault(_key(name).group, {})[name] = value
         try:
             groups = {
@@ -219,6 +220,16 @@ def _key(name: str) -> Key:
     return KEYS[name]
 
 
+def _check_type(name: str, value: object) -> None:
+    """A whole number does for a fraction; a boolean is no number, although Python counts it so."""
+    kind = _key(name).kind
+    is_bool = isinstance(value, bool)
+    if is_bool != (kind == "bool") or not isinstance(value, _TYPES[kind]):
+        raise ConfigError(
+            f"{name}={shown(value)} is of type {type(value).__name__}; give it as {kind}"
+        )
+
+
 def _parse(name: str, text: str) -> Any:
     return _PARSERS[_key(name).kind](name, text)
 
@@ -243,6 +254,13 @@ def _parse_number(kind: Callable[[str], Any], noun: str) -> Callable[[str, str],
     return parse
 
 
+#: What Python may hold of each kind.
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+}
 _PARSERS: dict[str, Callable[[str, str], Any]] = {
     "str": lambda _, text: text.strip(),
     "int": _parse_number(int, "an integer"),

@@ -120,6 +120,31 @@ def test_a_value_that_cannot_be_honoured_is_refused_by_name(
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("chunk_size", "8", "str"),
+        ("chunk_size", 8.5, "float"),
+        ("max_streams", True, "bool"),
+        ("lm_weight", "0.3", "str"),
+        ("lm_weight", False, "bool"),
+        ("tail_padding", 1, "int"),
+        ("dtype", 32, "int"),
+        ("beam_size", None, "NoneType"),
+        ("checkpoint_dir", Path("demo"), "PosixPath"),
+    ],
+)
+def test_an_ill_typed_value_is_refused_with_its_type(name: str, value: object, kind: str) -> None:
+    for refuse in (ServingConfig.of, ServingConfig().changed):
+        with pytest.raises(ConfigError) as caught:
+            refuse(**{name: value})
+        assert str(caught.value).startswith(f"{name}={value!r} is of type {kind}; give it as ")
+
+
+def test_a_whole_number_does_for_a_fraction() -> None:
+    assert ServingConfig.of(lm_weight=1).search.lm_weight == 1
+
+
 def names_of(kind: type) -> list[str]:
     return [name for name, key in KEYS.items() if type(key.default) is kind]
 

@@ -41,6 +41,9 @@ def arguments(
     }
 
 
+BEAM = {"decoder": "prefix_beam"}
+
+
 def refusal(args: dict[str, str]) -> str:
     with pytest.raises(ConfigError) as caught:
         load_engine(args, read_config(args))
@@ -136,6 +139,10 @@ def test_such_weights_are_a_fault_once_they_are_read(unread: Path) -> None:
         ({"device": "cuda:99"}, "device='cuda:99'"),
         ({"num_threads": "5000"}, "num_threads=5000"),
         ({"beam_size": "0"}, "beam_size=0"),
+        ({"lm_path": "none.arpa"}, "none.arpa cannot be read"),
+        ({"lm_path": "train.yaml"}, "lm_path"),
+        ({**BEAM, "use_lm": "true"}, "use_lm: this server has no n-gram model"),
+        ({**BEAM, "hotwords": "\u4f60"}, "hotwords: the model's units cannot spell '\u4f60'"),
     ],
 )
 def test_what_needs_no_weights_is_told_before_they_are_read(

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import soundfile
 
 from oasr_backend.config import ServingConfig
-from oasr_backend.parity import decode_features, stream_log_probs
+from oasr_backend.errors import InvalidRequestError
+from oasr_backend.parity import decode_features, stream_log_probs, stream_transcript
 from tests.conftest import GOLDEN_DIR
 from tests.same_results import TOLERANCE
 
@@ -146,3 +148,34 @@ def test_sixteen_interleaved_copies_of_any_length_and_phase_each_equal_wenet(
         np.testing.assert_allclose(
             stream.log_probs_TV[:full], golden.log_probs_TV[:full], atol=TOLERANCE, rtol=0
         )
+
+
+DIRECTORY = GOLDEN_DIR / "wenet_small"
+
+
+@pytest.mark.parametrize("shape", [(100, 79), (100, 81), (6, 80), (0, 80), (100,), (1, 100, 80)])
+def test_features_that_no_window_can_hold_are_refused_with_both_shapes(
+    shape: tuple[int, ...],
+) -> None:
+    feats = np.zeros(shape, dtype=np.float32)
+    with pytest.raises(InvalidRequestError) as caught:
+        stream_log_probs(DIRECTORY, feats, chunk_size=16, num_left_chunks=4)
+    assert (
+        f"features of shape {shape}, but the checkpoint reads (T, 80) with T of 7 or more"
+        in str(caught.value)
+    )
+
+
+def test_the_fewest_features_give_one_frame() -> None:
+    feats_TF = np.zeros((7, 80), dtype=np.float32)
+    log_probs_TV = stream_log_probs(DIRECTORY, feats_TF, chunk_size=16, num_left_chunks=4)
+    assert len(log_probs_TV) == 1
+
+
+def test_a_file_of_two_channels_is_refused_with_its_shape(tmp_path: Path) -> None:
+    path = tmp_path / "stereo.wav"
+    soundfile.write(path, np.zeros((1600, 2), dtype=np.float32), 16000)
+    with pytest.raises(
+        InvalidRequestError, match=r"samples of shape \(1600, 2\).*mix the channels"
+    ):
+        stream_transcript(DIRECTORY, path, chunk_size=16, num_left_chunks=4)

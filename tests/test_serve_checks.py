@@ -29,6 +29,7 @@ from oasr_backend.serve.command import ServerSettings
 from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.ports import find_free_ports
 from oasr_backend.serve.repository import ModelConfig, read_model_config
+from oasr_backend.triton_backend.overrides import OVERRIDES_VARIABLE
 
 ECHO_REPOSITORY = Path(__file__).parent / "data" / "echo_repository"
 CONTAINER_SERVER = TritonInstall(Path("/opt/tritonserver/bin/tritonserver"))
@@ -186,6 +187,30 @@ def test_a_key_that_no_model_knows_is_told_with_the_nearest(tmp_path: Path) -> N
         ("no model is called 'arr'", "write asr:dtype for the nearest"),
     ]
     assert check_settings([], unknown) == []
+
+
+def test_a_bad_override_of_the_environment_names_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _model(tmp_path / "asr")
+    inherited = (
+        '{"asr:chunk_size": "wide", "max_stream": "4", "asr:nbest": "0", "dtype": "float16"}'
+    )
+    monkeypatch.setenv(OVERRIDES_VARIABLE, inherited)
+
+    def told(**overrides: str) -> list[str]:
+        problems = find_problems(
+            _embedded_at(tmp_path), ServerSettings(tmp_path, overrides=overrides)
+        )
+        return [problem.message for problem in problems if problem.name == "setting"]
+
+    messages = told()
+    assert all(message.startswith(f"{OVERRIDES_VARIABLE} of the env") for message in messages)
+    for words in ("the parameter 'max_stream'", "nbest=0 is outside", "chunk_size='wide' is not"):
+        assert sum(words in message for message in messages) == 1
+    assert len(messages) == 3
+    won = told(chunk_size="8", nbest="1", max_streem="4")
+    assert [message.startswith(OVERRIDES_VARIABLE) for message in won] == [False, True]
 
 
 def test_each_model_may_have_a_checkpoint_of_its_own(tmp_path: Path) -> None:

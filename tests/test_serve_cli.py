@@ -79,10 +79,18 @@ def test_a_machine_in_order_passes_check_only() -> None:
     assert "all checks passed" in result.stdout
 
 
-def test_check_only_loads_the_shipped_model() -> None:
+def test_check_only_says_which_model_it_loaded_with_which_checkpoint() -> None:
     arguments, _ = _arguments("--check-only", repository=MODEL_REPOSITORY)
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.stderr
+    for more, folder in (
+        ([], MODEL_REPOSITORY / "oasr_streaming" / "demo_en"),
+        (["--checkpoint", f"oasr_streaming:{GOLDEN}"], GOLDEN),
+    ):
+        result = CliRunner().invoke(app, [*arguments, *more])
+        assert result.exit_code == 0, result.stderr
+        (line,) = result.stdout.splitlines()
+        assert line.startswith(
+            f"all checks passed; loaded oasr_streaming with {folder}; the server"
+        )
 
 
 def _cut(folder: Path) -> None:

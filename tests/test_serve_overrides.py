@@ -54,6 +54,17 @@ def test_a_checkpoint_may_name_its_model_and_a_folder_may_hold_a_colon(tmp_path:
     }
 
 
+def test_a_checkpoint_of_no_model_is_told_with_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no model is called 'asrr'.*did you mean 'asr:/a'\?"):
+        collect_overrides([], checkpoints=["asrr:/a"], models=["asr", "other"])
+    (tmp_path / "c:d").mkdir()
+    found = collect_overrides([], checkpoints=["c:d"], models=["asr"])
+    assert found == {"checkpoint_dir": str(tmp_path / "c:d")}
+
+
 def test_one_setting_given_in_two_ways_is_refused() -> None:
     with pytest.raises(ConfigError, match="--checkpoint"):
         collect_overrides(["checkpoint_dir=a"], checkpoints=["b"])
@@ -69,6 +80,16 @@ def test_command_line_overrides_win_over_inherited_ones() -> None:
     inherited = {OVERRIDES_VARIABLE: '{"a": "1", "b": "2"}'}
     environment = build_environment(CONTAINER_SERVER, _settings(b="3"), inherited)
     assert json.loads(environment[OVERRIDES_VARIABLE]) == {"a": "1", "b": "3"}
+
+
+def test_a_common_setting_wins_over_an_inherited_one_of_a_model() -> None:
+    inherited = {OVERRIDES_VARIABLE: '{"asr:a": "1", "asr:c": "2", "d": "3"}'}
+    environment = build_environment(
+        CONTAINER_SERVER, _settings(**{"a": "4", "asr:d": "5"}), inherited
+    )
+    assert json.loads(environment[OVERRIDES_VARIABLE]) == {
+        "a": "4", "asr:c": "2", "asr:d": "5", "d": "3",
+    }  # fmt: skip
 
 
 def test_the_variable_is_absent_when_nothing_is_overridden() -> None:

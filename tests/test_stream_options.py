@@ -10,6 +10,8 @@ from dataclasses import fields
 import pytest
 
 from oasr_backend.config import KEYS, ServingConfig
+from oasr_backend.decoders.base import CTC_SEARCHES
+from oasr_backend.decoders.option_check import check_search
 from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.options import Asked, ParameterValue, StreamOptions, read_parameters
 from tests.conftest import ROOT
@@ -161,6 +163,14 @@ def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
         golden_engine(nbest=5)
     with pytest.raises(ConfigError, match="decoder='beam' is unknown; send one of greedy, prefix"):
         golden_engine(decoder="beam")
+
+
+@pytest.mark.parametrize("hotwords", [" ", "|", "\n | \n"])
+def test_hotwords_without_a_phrase_ask_for_nothing(hotwords: str) -> None:
+    """A client may fill the field from a form that was left empty."""
+    check_search(CTC_SEARCHES, StreamOptions(decoder="greedy", hotwords=hotwords))
+    with pytest.raises(InvalidRequestError, match="hotwords='A' needs a search"):
+        check_search(CTC_SEARCHES, StreamOptions(decoder="greedy", hotwords="A"))
 
 
 def test_the_page_names_the_parameters_without_a_server_wide_default() -> None:

@@ -60,6 +60,28 @@ def test_the_limit_is_named_with_the_remedy() -> None:
     assert not streams.is_full
 
 
+def test_rows_that_were_lost_are_told_with_what_brings_them_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = golden_engine(max_streams=2).store
+    slot = store.open(StreamOptions())
+    close = store.decoders.close
+
+    def failing_close(slot: int) -> None:
+        close(slot)
+        raise RuntimeError("no such row")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.decoders, "close", failing_close)
+        with pytest.raises(RuntimeError, match="no such row"):
+            store.close(slot)
+    other = store.open(StreamOptions())
+    with pytest.raises(StreamLimitError, match=r"open: 1 of 2, rows lost .*: 1; a reload"):
+        store.open(StreamOptions())
+    store.close(other)
+    store.close(store.open(StreamOptions()))
+
+
 def test_an_unknown_stream_is_told_why_and_what_to_do() -> None:
     with pytest.raises(UnknownStreamError, match=r"42.*90 s.*send START"):
         registry().get(42, now_s=0.0)

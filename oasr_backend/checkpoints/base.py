@@ -22,6 +22,7 @@ class CheckpointInfo:
 
     searches    what can decode it, by the name that a stream asks for; the first is the default
     vocab_size  units that it tells apart; None where only the weights say it
+    tokenizer   of its units, where they are read before the weights
 
     Raises CheckpointError for no searches, and for one under another name than its own.
     """
@@ -30,6 +31,7 @@ class CheckpointInfo:
     frames: FrameGeometry
     searches: Mapping[str, SearchKind]
     vocab_size: int | None
+    tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
         check_searches(self.searches)

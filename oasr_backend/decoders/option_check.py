@@ -18,12 +18,15 @@ class OptionCheck:
     def __init__(
         self,
         searches: Mapping[str, SearchKind],
-        spelling: HotwordSpelling,
+        spelling: HotwordSpelling | None,
         *,
         has_lm: bool,
         no_rescoring: str,
     ) -> None:
-        """`no_rescoring` says why nothing can be rescored; empty where it can."""
+        """`no_rescoring` says why nothing can be rescored; empty where it can.
+
+        `spelling` None: the units are not known, so that no phrase is spelt.
+        """
         self._searches = searches
         self._spelling = spelling
         self._has_lm = has_lm
@@ -46,7 +49,7 @@ class OptionCheck:
                 f"rescoring: {self._no_rescoring}; leave rescoring out, or serve a checkpoint "
                 "whose attention decoder can be used"
             )
-        if options.phrases:
+        if options.phrases and self._spelling is not None:
             self._spelling.graph(options)
 
 
@@ -64,7 +67,9 @@ def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> 
             f"lower nbest{_or_send(searches, 'nbest', 'and a beam_size')}"
         )
     for name in _OF_A_SEARCH:
-        if getattr(options, name) and name not in search.honours:
+        # Separators alone hold no phrase, so that they ask for nothing.
+        is_asked = options.phrases if name == "hotwords" else getattr(options, name)
+        if is_asked and name not in search.honours:
             raise InvalidRequestError(
                 f"{name}={shown(getattr(options, name))} needs a search that weighs "
                 f"alternatives, which {search.name} does not; leave {name} out"

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from oasr_backend.checkpoints import open_checkpoint
+from oasr_backend.checkpoints import CheckpointInfo, open_checkpoint
 from oasr_backend.config import ServingConfig
+from oasr_backend.errors import InvalidRequestError
 from oasr_backend.features import WindowGeometry
 from oasr_backend.features.samples import FLOAT32
 from oasr_backend.streaming.assemble import assemble, load_engine
@@ -62,9 +63,13 @@ def decode_features(
     """Streams of log-mel features (T, F) that share their steps.
 
     Stream i enters after `delays[i]` steps, so rows of one step stand at different offsets.
+
+    Raises InvalidRequestError for features of another width, or too few for one encoder frame.
     """
-    checkpoint = open_checkpoint(checkpoint_dir).load()
-    engine = assemble(checkpoint, _roomy(config, feats), device=torch.device(device))
+    opened = open_checkpoint(checkpoint_dir)
+    for feats_TF in feats:
+        _check_features(feats_TF, opened.info)
+    engine = assemble(opened.load(), _roomy(config, feats), device=torch.device(device))
     session = _FeatureSession(engine, feats)
     waits = list(delays) or [0] * len(feats)
     step = 0
@@ -73,6 +78,16 @@ def decode_features(
         session.step([one for one, wait in waiting if one.num_ready and wait <= step])
         step += 1
     return session.decoded()
+
+
+def _check_features(feats_TF: FloatArray, info: CheckpointInfo) -> None:
+    num_bins, least = info.frames.num_bins, info.encoder.right_context_frames + 1
+    if feats_TF.ndim == 2 and feats_TF.shape[1] == num_bins and len(feats_TF) >= least:
+        return
+    raise InvalidRequestError(
+        f"features of shape {feats_TF.shape}, but the checkpoint reads (T, {num_bins}) with T of "
+        f"{least} or more; give one row of {num_bins} log-mel values for each frame"
+    )
 
 
 class _FeatureStream:
@@ -170,10 +185,18 @@ def stream_transcript(
 
 
 def transcribe_file(engine: Engine, wav_path: str | Path, *, piece_ms: int = 100) -> dict[str, Any]:
-    """Feeds one mono file through an engine; returns the RESULT document of its END."""
+    """Feeds one mono file through an engine; returns the RESULT document of its END.
+
+    Raises InvalidRequestError for a file of several channels.
+    """
     import soundfile  # Features alone need no audio library.
 
     samples_S, sample_rate = soundfile.read(wav_path, dtype="float32")
+    if samples_S.ndim != 1:
+        raise InvalidRequestError(
+            f"{wav_path} holds samples of shape {samples_S.shape}, but a stream takes (S,), one "
+            "mono signal; mix the channels down"
+        )
     options = replace(engine.config.defaults, sample_rate=sample_rate)
     piece = max(1, sample_rate * piece_ms // 1000)
     starts = range(0, max(1, samples_S.size), piece)

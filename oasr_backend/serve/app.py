@@ -33,7 +33,7 @@ from oasr_backend.serve.repository import (
 )
 from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
 from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
-from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.serve.trial import find_load_problems, loaded_models
 from oasr_backend.serve.watch import watch_over
 
 EXIT_PROBLEMS = 2
@@ -142,9 +142,11 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         _exit_on_problems(find_problems(install, settings), skipped)
         _tell_shared_checkpoint(settings)
         if check_only:
+            said = ["all checks passed"]
             if "load" not in skipped:
                 _exit_on_problems(find_load_problems(install, settings), skipped)
-            _stdout.print(f"all checks passed; the server is {install.binary}")
+                said += [f"loaded {model}" for model in loaded_models(settings)]
+            _stdout.print(escape("; ".join([*said, f"the server is {install.binary}"])))
         elif print_command:
             typer.echo(_command_line(install, settings))
         elif exec_:

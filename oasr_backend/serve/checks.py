@@ -13,10 +13,12 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from oasr_backend.config import KEYS, ServingConfig
+from oasr_backend.errors import ConfigError
 from oasr_backend.serve.command import SHM_REGION_BYTES, ServerSettings
 from oasr_backend.serve.cores import TASKSET, count_gpus
 from oasr_backend.serve.embedded import (
@@ -35,7 +37,12 @@ from oasr_backend.serve.stack import (
     hard_limit_bytes,
     is_reserved_whole,
 )
-from oasr_backend.triton_backend.overrides import read_overrides
+from oasr_backend.triton_backend.overrides import (
+    OVERRIDES_VARIABLE,
+    merge_overrides,
+    read_overrides,
+    split_name,
+)
 
 # Room for one request in shared memory: 1 s of FP32 samples at 16 kHz.
 REQUEST_BYTES = 16_000 * 4
@@ -87,8 +94,10 @@ def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Prob
     num_gpus = count_gpus() if install.wheel_root is None else 0
     num_instances = sum(config.num_instances(num_gpus) for config in configs)
     problems += check_instance_cores(settings, num_instances)
-    overrides = {**read_overrides(), **settings.overrides}
-    problems += check_settings(configs, overrides)
+    overrides = merge_overrides(read_overrides(), settings.overrides)
+    inherited = {name: text for name, text in overrides.items() if name not in settings.overrides}
+    problems += check_settings(configs, settings.overrides)
+    problems += check_inherited(configs, inherited)
     problems += check_checkpoints(configs, overrides)
     problems += check_shared_memory(shared_memory_need_bytes(configs))
     return problems
@@ -238,6 +247,29 @@ def check_settings(configs: Sequence[ModelConfig], overrides: Mapping[str, str])
     if not configs:
         return []
     return [Problem("setting", *texts) for texts in unknown_names(configs, overrides)]
+
+
+def check_inherited(configs: Sequence[ModelConfig], inherited: Mapping[str, str]) -> list[Problem]:
+    """Each override of the environment is one that --set would take, with a value of its kind."""
+    problems = [*check_settings(configs, inherited), *_value_problems(configs, inherited)]
+    return [
+        replace(problem, message=f"{OVERRIDES_VARIABLE} of the environment: {problem.message}")
+        for problem in problems
+    ]
+
+
+def _value_problems(
+    configs: Sequence[ModelConfig], overrides: Mapping[str, str]
+) -> Iterator[Problem]:
+    ours = {config.name for config in configs if config.is_ours}
+    for name, text in sorted(overrides.items()):
+        model, key = split_name(name)
+        if key not in KEYS or not (model in ours if model else ours):
+            continue
+        try:
+            ServingConfig.from_parameters({key: text})
+        except ConfigError as error:
+            yield Problem("setting", str(error))
 
 
 def check_checkpoints(

@@ -15,6 +15,7 @@ from oasr_backend.serve.shm import new_region_prefix
 from oasr_backend.serve.stack import with_deep_stacks
 from oasr_backend.triton_backend.overrides import (
     OVERRIDES_VARIABLE,
+    merge_overrides,
     read_overrides,
     write_overrides,
 )
@@ -101,7 +102,7 @@ def build_environment(
         result["LD_LIBRARY_PATH"] = _prepend(libraries, result.get("LD_LIBRARY_PATH"))
     # OpenMP threads that spin while they wait take the cores from the server and from each other.
     result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    overrides = {**read_overrides(result), **settings.overrides}
+    overrides = merge_overrides(read_overrides(result), settings.overrides)
     if overrides:
         result[OVERRIDES_VARIABLE] = write_overrides(overrides)
     return result

@@ -28,7 +28,8 @@ def collect_overrides(
     checkpoints  items of --checkpoint: a folder, or MODEL:folder for one of `models`
     models       the names of the repository's models
 
-    Raises ConfigError for an item without `=` or key, and for a key that is given in two ways.
+    Raises ConfigError for an item without `=` or key, for a key that is given in two ways, and for
+    a folder after the name of no model.
     """
     overrides = dict(_parse_setting(setting) for setting in settings)
     named = [("--checkpoint", *_parse_checkpoint(item, models)) for item in checkpoints]
@@ -57,8 +58,13 @@ def _parse_setting(setting: str) -> tuple[str, str]:
 
 def _parse_checkpoint(item: str, models: Sequence[str]) -> tuple[str, str]:
     """A folder's name may hold a colon too: what stands before it must be a model's name."""
-    model, _, folder = item.partition(":")
+    model, separator, folder = item.partition(":")
     if model not in models:
+        if separator and models and "/" not in model and not Path(item).expanduser().exists():
+            raise ConfigError(
+                f"--checkpoint {item!r}: no model is called {model!r}, and no folder {item!r} "
+                f"exists; did you mean {_joined(_nearest(model, models), folder)!r}?"
+            )
         model, folder = "", item
     # The server may run in another folder than the command.
     return _joined(model, CHECKPOINT_KEY), str(Path(folder).expanduser().resolve())

@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from oasr_backend.config import ServingConfig
 from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import LOAD_TIMEOUT_S, ServerSettings, build_environment
 from oasr_backend.serve.embedded import TritonInstall
+from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of
 from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
+from oasr_backend.triton_backend.overrides import merge_overrides, read_overrides
 
 
 def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
@@ -19,6 +23,23 @@ def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list
     configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
     ours = [config for config in configs if config.is_ours]
     return [problem for config in ours for problem in _problems_of(config, environment)]
+
+
+def loaded_models(settings: ServerSettings) -> list[str]:
+    """The models that `find_load_problems` loads, each with the path of its checkpoint."""
+    overrides = merge_overrides(read_overrides(), settings.overrides)
+    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    return [
+        f"{config.name} with {_checkpoint_of(config, overrides)}"
+        for config in configs
+        if config.is_ours
+    ]
+
+
+def _checkpoint_of(config: ModelConfig, overrides: Mapping[str, str]) -> Path:
+    parameters = parameters_of(config, overrides)
+    given = {name: text for name, text in parameters.items() if name == CHECKPOINT_KEY}
+    return ServingConfig.from_parameters(given).model.resolve_checkpoint(config.directory)
 
 
 def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterator[Problem]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch
 
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
-from oasr_backend.checkpoints import Checkpoint, open_checkpoint
-from oasr_backend.config import ServingConfig
-from oasr_backend.decoders.base import SearchKind, SearchSettings
+from oasr_backend.checkpoints import Checkpoint, CheckpointInfo, open_checkpoint
+from oasr_backend.config import DecodingSettings, ServingConfig
+from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.language_model import load_language_model
+from oasr_backend.decoders.bias.ngram import NgramScorer
+from oasr_backend.decoders.bias.spelling import HotwordSpelling
 from oasr_backend.decoders.group import DecoderGroup
-from oasr_backend.decoders.option_check import check_search, resolve_search
+from oasr_backend.decoders.option_check import OptionCheck
 from oasr_backend.decoders.second_pass.base import NoDecoder, SecondPass
 from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
@@ -27,7 +29,6 @@ from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
 from oasr_backend.models.base import EncoderSpec, check_chunk_size
 from oasr_backend.models.rescoring import RescoringDecoder
-from oasr_backend.options import StreamOptions
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.kv_plan import plan_kv
@@ -37,6 +38,7 @@ from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.self_test import SelfTest
 from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
+from oasr_backend.text.tokenizer import Tokenizer
 
 #: What makes a runner of a model, its store and the shape of a step's windows.
 MakeRunner = Callable[..., Any]
@@ -54,8 +56,11 @@ def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: st
         opened = open_checkpoint(checkpoint_dir)
         # What needs no weights comes before the time that they take.
         check_encoder(opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda"), where)
-        check_defaults(opened.info.searches, config.defaults)
-        engine = assemble(opened.load(), config, device=where)
+        check_defaults(opened.info, config)
+        language_model = None
+        if opened.info.tokenizer is not None:
+            language_model = _language_model(config.search, opened.info.tokenizer, where)
+        engine = assemble(opened.load(), config, device=where, language_model=language_model)
         try_out(engine)
     return engine
 
@@ -73,15 +78,25 @@ def check_encoder(spec: EncoderSpec, config: ServingConfig, device: torch.device
         plan_kv(config, spec.attention, device=device, dtype=getattr(torch, config.model.dtype))
 
 
-def check_defaults(searches: Mapping[str, SearchKind], defaults: StreamOptions) -> None:
-    """Raises ConfigError for defaults of the server that its default search cannot honour."""
+def check_defaults(info: CheckpointInfo, config: ServingConfig) -> None:
+    """Raises ConfigError for defaults of the server that no stream of it could have.
+
+    Whether the checkpoint can rescore is known once its weights are read.
+    """
+    units = info.tokenizer
+    check = OptionCheck(
+        info.searches,
+        None if units is None else HotwordSpelling(units, units.vocab_size),
+        has_lm=bool(config.search.lm_path),
+        no_rescoring="",
+    )
     try:
-        check_search(searches, resolve_search(searches, defaults))
+        check.check(config.defaults)
     except InvalidRequestError as error:
         raise ConfigError(f"the defaults of the server's streams: {error}") from error
 
 
-def assemble(
+def assemble(  # noqa: PLR0913 - all but three have a default
     checkpoint: Checkpoint,
     config: ServingConfig,
     *,
@@ -89,16 +104,19 @@ def assemble(
     clock: Callable[[], float] = time.monotonic,
     make_runner: MakeRunner = EncoderRunner,
     further: Sequence[StreamPart] = (),
+    language_model: NgramScorer | None = None,
 ) -> Engine:
     """Moves the checkpoint's weights to `device` and builds everything around them.
 
     `further` parts are kept of every stream beside those of the encoder and the decoders; their
-    slots are below `max_streams`.
+    slots are below `max_streams`. `language_model` None: that of `lm_path` is read, if one is set.
 
     Raises ConfigError for settings that do not fit the model, the device or each other.
     """
     config = config.with_defaults(on_gpu=device.type == "cuda")
     check_encoder(checkpoint.model.encoder.spec, config, device)
+    if language_model is None:
+        language_model = _language_model(config.search, checkpoint.tokenizer, device)
     model, kv = _placed(checkpoint.model, config, device)
     geometry = model.window_geometry(config.cache.chunk_size)
     store = StreamStore(
@@ -110,7 +128,13 @@ def assemble(
             dtype=getattr(torch, config.model.dtype),
             extra_slots=1,
         ),
-        _decoders(checkpoint, config, device, frame_s=geometry.encoder_frame_s),
+        _decoders(
+            checkpoint,
+            config,
+            device,
+            frame_s=geometry.encoder_frame_s,
+            language_model=language_model,
+        ),
         chunk_frames=config.cache.chunk_size,
         further=further,
     )
@@ -164,30 +188,40 @@ def _placed(
 
 
 def _decoders(
-    checkpoint: Checkpoint, config: ServingConfig, device: torch.device, *, frame_s: float
+    checkpoint: Checkpoint,
+    config: ServingConfig,
+    device: torch.device,
+    *,
+    frame_s: float,
+    language_model: NgramScorer | None,
 ) -> DecoderGroup:
-    """Raises ConfigError for an n-gram model that does not fit."""
-    settings, tokenizer = config.search, checkpoint.tokenizer
-    language_model = None
-    if settings.lm_path:
-        language_model = load_language_model(
-            settings.lm_path,
-            tokenizer,
-            weight=settings.lm_weight,
-            unit_bonus=settings.lm_unit_bonus,
-            device=device,
-        )
+    tokenizer = checkpoint.tokenizer
     return DecoderGroup(
         checkpoint.searches,
         SearchSettings(
             device=device,
             blank_id=checkpoint.blank_id,
-            blank_threshold=settings.blank_threshold,
+            blank_threshold=config.search.blank_threshold,
         ),
         tokenizer,
         vocab_size=tokenizer.vocab_size,
         second_pass=_second_pass(checkpoint.second_pass, config, device, frame_s=frame_s),
         language_model=language_model,
+    )
+
+
+def _language_model(
+    settings: DecodingSettings, tokenizer: Tokenizer, device: torch.device
+) -> NgramScorer | None:
+    """Raises ConfigError for an n-gram model that does not fit."""
+    if not settings.lm_path:
+        return None
+    return load_language_model(
+        settings.lm_path,
+        tokenizer,
+        weight=settings.lm_weight,
+        unit_bonus=settings.lm_unit_bonus,
+        device=device,
     )
 
 

@@ -15,6 +15,7 @@ from oasr_backend.cache.state import SlotStates
 from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.base import Finish
 from oasr_backend.decoders.group import DecoderGroup
+from oasr_backend.errors import StreamLimitError
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.models.base import EncoderCaches
 from oasr_backend.options import StreamOptions
@@ -161,7 +162,11 @@ class StreamStore:
         return 0 if self.kv is None else self.kv.config.max_cache_frames
 
     def open(self, options: StreamOptions) -> int:
-        """Allocates every part of a stream or none of it; returns its slot."""
+        """Allocates every part of a stream or none of it; returns its slot.
+
+        Raises StreamLimitError where the last free slots are those of failed closes.
+        """
+        self._check_lost()
         slot, opened = self.slots.allocate(), list[StreamPart]()
         try:
             for part in self._parts:
@@ -205,6 +210,16 @@ class StreamStore:
         if errors:
             raise errors[0]
         self.slots.free(slot)
+
+    def _check_lost(self) -> None:
+        """Raises StreamLimitError where every slot without an open stream is lost."""
+        num_lost = self.slots.capacity - len(self._open)
+        if num_lost and not self.slots.num_free_slots:
+            raise StreamLimitError(
+                f"no slot is left: streams open: {len(self._open)} of {self.slots.capacity}, rows "
+                f"lost to streams that could not be closed: {num_lost}; a reload of the model "
+                "brings them back"
+            )
 
     def at_capacity(self, slots_B: IntArray) -> npt.NDArray[np.bool_]:
         """(B,) whether there is no room for another chunk; never where history is bounded."""

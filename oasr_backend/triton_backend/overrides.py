@@ -28,6 +28,12 @@ def read_overrides(environment: Mapping[str, str] | None = None) -> dict[str, st
     return {name: str(value) for name, value in values.items()}
 
 
+def merge_overrides(inherited: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Both, where `given` wins: a common key of it also over one that names a model."""
+    left = {name: text for name, text in inherited.items() if split_name(name)[1] not in given}
+    return {**left, **given}
+
+
 def write_overrides(overrides: Mapping[str, str]) -> str:
     """The value of the variable."""
     return json.dumps(dict(overrides), sort_keys=True)

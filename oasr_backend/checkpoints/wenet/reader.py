@@ -81,6 +81,7 @@ class WenetCheckpoint:
             frames=self.fbank.geometry,
             searches=CTC_SEARCHES,
             vocab_size=self.units.tokenizer.vocab_size,
+            tokenizer=self.units.tokenizer,
         )
 
     def load(self) -> Checkpoint:
