@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from oasr_backend.cache import CacheConfig
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
 from oasr_backend.checkpoints import Checkpoint, CheckpointInfo, open_checkpoint
@@ -55,7 +56,9 @@ def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: st
     with on_device(where):
         opened = open_checkpoint(checkpoint_dir)
         # What needs no weights comes before the time that they take.
-        check_encoder(opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda"), where)
+        encoder, settings = opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda")
+        check_encoder(encoder, settings)
+        _kv_plan(encoder, settings, where)
         check_defaults(opened.info, config)
         language_model = None
         if opened.info.tokenizer is not None:
@@ -65,8 +68,8 @@ def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: st
     return engine
 
 
-def check_encoder(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> None:
-    """Raises ConfigError for settings under which an encoder cannot be served."""
+def check_encoder(spec: EncoderSpec, config: ServingConfig) -> None:
+    """Raises ConfigError for an encoder that cannot be served under these settings."""
     check_chunk_size(spec, config.cache.chunk_size)
     for state in spec.state_specs:
         if state.persistent:
@@ -74,8 +77,6 @@ def check_encoder(spec: EncoderSpec, config: ServingConfig, device: torch.device
                 f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
                 "prompt that no caller chose would be served; declare it with persistent=False"
             )
-    if spec.attention is not None:
-        plan_kv(config, spec.attention, device=device, dtype=getattr(torch, config.model.dtype))
 
 
 def check_defaults(info: CheckpointInfo, config: ServingConfig) -> None:
@@ -114,7 +115,7 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     Raises ConfigError for settings that do not fit the model, the device or each other.
     """
     config = config.with_defaults(on_gpu=device.type == "cuda")
-    check_encoder(checkpoint.model.encoder.spec, config, device)
+    check_encoder(checkpoint.model.spec, config)
     if language_model is None:
         language_model = _language_model(config.search, checkpoint.tokenizer, device)
     model, kv = _placed(checkpoint.model, config, device)
@@ -172,18 +173,29 @@ def try_out(engine: Engine) -> None:
         SelfTest(engine.parts).run()
 
 
+def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> CacheConfig | None:
+    """None for an encoder without attention. Raises ConfigError for a pool that does not fit."""
+    if spec.attention is None:
+        return None
+    dtype = getattr(torch, config.model.dtype)
+    return plan_kv(config, spec.attention, device=device, dtype=dtype)
+
+
 def _placed(
     model: AcousticModel, config: ServingConfig, device: torch.device
 ) -> tuple[AcousticModel, KvStore | None]:
     """The model on its device, with tables for every position that its history can have."""
-    dtype, attention = getattr(torch, config.model.dtype), model.encoder.spec.attention
+    plan = _kv_plan(model.spec, config, device)
     num_positions = config.cache.position_limit_frames
     kv = None
-    if attention is not None:
-        plan = plan_kv(config, attention, device=device, dtype=dtype)
+    if plan is not None:
         num_positions = max(num_positions, plan.max_stream_frames)
         kv = KvStore(plan, pad_lanes=1)
-    model.prepare(device=device, dtype=dtype, num_positions=num_positions + config.cache.chunk_size)
+    model.prepare(
+        device=device,
+        dtype=getattr(torch, config.model.dtype),
+        num_positions=num_positions + config.cache.chunk_size,
+    )
     return model, kv
 
 
