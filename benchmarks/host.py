@@ -39,7 +39,12 @@ class PreparedRunner:
     runs_ahead = False
 
     def __init__(
-        self, model: AcousticModel, store: StreamStore, *, window_shape: tuple[int, ...]
+        self,
+        model: AcousticModel,
+        store: StreamStore,
+        *,
+        window_shape: tuple[int, ...],
+        num_lanes: int,  # noqa: ARG002
     ) -> None:
         head = cast(CtcHead, model.heads["ctc"])
         self._staging: Staging = {
@@ -53,7 +58,7 @@ class PreparedRunner:
         encoded_BTD = torch.zeros((*shape[:2], model.spec.model_dim))
         self._output = ModelOutput(encoded_BTD, {"ctc": logits_BTV})
 
-    def next_staging(self) -> Staging:
+    def next_staging(self, lane: int = 0) -> Staging:  # noqa: ARG002
         return self._staging
 
     def capture(self) -> None:

@@ -19,6 +19,7 @@ from oasr_backend.options import StreamOptions
 #: More threads than cores only wait for each other, and each one takes time to start.
 MAX_THREADS = 512
 DTYPES = ("float32", "bfloat16", "float16")
+CPU_ENCODERS = ("auto", "onnx", "onnx_int8", "pytorch")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 #: Triton keeps some keys of `parameters` for its Python backend.
 TRITON_KEYS = frozenset(("FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"))
@@ -35,12 +36,16 @@ class ModelSettings:
     dtype: str = "float32"
     # What the model speaks; a stream that asks for another language is refused.
     language: str = ""
-    # CPU threads of one instance, MAX_THREADS at most; 0: PyTorch's choice.
+    # CPU threads of one step, MAX_THREADS at most; 0: PyTorch's choice, or 1 beside other steps.
     num_threads: int = 0
+    # What runs the encoder on a CPU. onnx: ONNX Runtime, by a graph that is made when the model is
+    # loaded; onnx_int8: the same with weights of 8 bits; auto: onnx where it can be had.
+    cpu_encoder: str = "auto"
 
     def __post_init__(self) -> None:
         _check_device(self.device)
         _check_choice("dtype", self.dtype, DTYPES)
+        _check_choice("cpu_encoder", self.cpu_encoder, CPU_ENCODERS)
         _check_range("num_threads", self.num_threads, 0, MAX_THREADS)
 
     def resolve_checkpoint(self, model_dir: Path) -> Path:
@@ -83,8 +88,11 @@ class StepSettings:
 
     # Streams held at once; 0: 256 on a CPU, 2048 on a GPU.
     max_streams: int = 0
-    # Rows of one encoder step; 0: 64 on a CPU, 1024 on a GPU.
+    # Rows of one encoder step; 0: 16 on a CPU, whose caches hold no more, 1024 on a GPU.
     max_step_streams: int = 0
+    # Steps that go on at the same time on a CPU, each of other streams; 0: one, and in a server
+    # one for each core of the instance. A GPU has one.
+    steps_at_once: int = 0
     # On a GPU: replay the whole step as one captured graph.
     cuda_graphs: bool = True
     # For tests of overload: every step takes this much longer.
@@ -93,6 +101,7 @@ class StepSettings:
     def __post_init__(self) -> None:
         for name in ("max_streams", "max_step_streams", "debug_slow_step_ms"):
             _check_minimum(name, getattr(self, name), 0)
+        _check_range("steps_at_once", self.steps_at_once, 0, MAX_THREADS)
 
 
 @dataclass(frozen=True)
@@ -195,7 +204,8 @@ class ServingConfig:
         return self.changed(
             block_size_frames=cache.block_size_frames or cache.chunk_size,
             max_streams=step.max_streams or (2048 if on_gpu else 256),
-            max_step_streams=step.max_step_streams or (1024 if on_gpu else 64),
+            max_step_streams=step.max_step_streams or (1024 if on_gpu else 16),
+            steps_at_once=1 if on_gpu else step.steps_at_once or 1,
             dead_after_s=server.dead_after_s or server.stream_idle_timeout_s,
         )
 

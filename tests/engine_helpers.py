@@ -161,6 +161,6 @@ def fault_at(
         handle.remove()
 
 
-def on_mark(error: Exception) -> Callable[[torch.Tensor], Exception | None]:
+def on_mark(error: Exception, mark: float = MARK) -> Callable[[torch.Tensor], Exception | None]:
     """`error` for every step that holds a marked window."""
-    return lambda samples_BS: error if bool((samples_BS[:, 0] == MARK).any()) else None
+    return lambda samples_BS: error if bool((samples_BS[:, 0] == mark).any()) else None

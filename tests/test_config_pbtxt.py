@@ -63,7 +63,7 @@ def test_sequences_go_by_the_oldest_strategy_without_controls(config: Any) -> No
     assert batching.WhichOneof("strategy_choice") == "oldest"
     assert not batching.control_input, "a declared CORRID pins ids to one type"
     assert not batching.state, "state is the backend's own"
-    assert 2000 <= batching.oldest.max_queue_delay_microseconds <= 10000
+    assert batching.oldest.max_queue_delay_microseconds == 0, "a caller waits for nobody's company"
     assert not config.model_transaction_policy.decoupled
 
 

@@ -79,13 +79,13 @@ def test_one_part_is_answered_while_the_device_is_at_the_next(
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=2)
     ask(engine, *(chunk(seed, noise(seed)[:STRIDE_SAMPLES], flags="S") for seed in range(4)))
-    told, in_flight = engine._tell, []
+    told, in_flight = engine._desk._tell, []
 
     def tell(heard: Any) -> None:
         in_flight.append([stream.num_in_flight for stream in engine.streams])
         told(heard)
 
-    monkeypatch.setattr(engine, "_tell", tell)
+    monkeypatch.setattr(engine._desk, "_tell", tell)
     second = slice(STRIDE_SAMPLES, 2 * STRIDE_SAMPLES)
     ask(engine, *(chunk(seed, noise(seed)[second]) for seed in range(4)))
     assert in_flight == [[0, 0, 1, 1], [0, 0, 0, 0]]

@@ -136,14 +136,14 @@ def test_a_part_that_lands_badly_leaves_the_other_part_landed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = engine_that_runs_ahead(monkeypatch, least_split_width=4)
-    conclude, num_calls = engine.stepper.conclude, itertools.count()
+    conclude, num_calls = engine.steppers[0].conclude, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise RuntimeError("a fault of the engine")
         conclude(streams)
 
-    monkeypatch.setattr(engine.stepper, "conclude", failing_first)
+    monkeypatch.setattr(engine.steppers[0], "conclude", failing_first)
     turns = engine.submit(
         [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(4)]
     )
@@ -163,12 +163,12 @@ STEP_PARTS: tuple[tuple[Callable[[Engine], Any], str], ...] = (
     (lambda _engine: engine_module, "next_batch"),
     (lambda _engine: step_module, "split_step"),
     (lambda _engine: engine_module, "on_device"),
-    (lambda engine: engine.stepper, "without_full"),
-    (lambda engine: engine.stepper, "_launch"),
-    (lambda engine: engine.stepper, "_land"),
-    (lambda engine: engine.stepper, "conclude"),
-    (lambda engine: engine._queues, "stepped"),
-    (lambda engine: engine._queues, "pop"),
+    (lambda engine: engine.steppers[0], "without_full"),
+    (lambda engine: engine.steppers[0], "_launch"),
+    (lambda engine: engine.steppers[0], "_land"),
+    (lambda engine: engine.steppers[0], "conclude"),
+    (lambda engine: engine._desk.queues, "stepped"),
+    (lambda engine: engine._desk.queues, "pop"),
     (lambda engine: engine.parts.metrics, "step_done"),
 )
 
@@ -216,14 +216,14 @@ def test_a_step_that_can_never_run_answers_everybody(monkeypatch: pytest.MonkeyP
 
 def test_streams_beyond_the_width_of_a_failed_step_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = golden_engine(max_step_streams=2)
-    step, num_calls = engine.stepper.run, itertools.count()
+    step, num_calls = engine.steppers[0].run, itertools.count()
 
     def failing_first(streams: Sequence[Stream]) -> None:
         if next(num_calls) == 0:
             raise ZeroDivisionError("of the step itself")
         step(streams)
 
-    monkeypatch.setattr(engine.stepper, "run", failing_first)
+    monkeypatch.setattr(engine.steppers[0], "run", failing_first)
     results = ask(engine, *(chunk(seed, noise(seed), flags="SE") for seed in range(4)))
     for result in results[:2]:
         error_of(result, "of the step itself", "send START")
@@ -241,7 +241,7 @@ def test_an_admission_that_fails_behind_the_requests_answers_them(
         monkeypatch.undo()
         raise ZeroDivisionError("of the step itself")
 
-    monkeypatch.setattr(engine, "_settle", failing)
+    monkeypatch.setattr(engine._desk, "_settle", failing)
     for result in ask(engine, *(chunk(seed, flags="S") for seed in range(3))):
         error_of(result, "of the step itself", "send START")
     assert_all_is_free(engine)

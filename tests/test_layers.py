@@ -20,7 +20,7 @@ CLIENT = ROOT / "client" / "oasr_client"
 
 #: From the bottom up. A group imports only from lines above its own, or from itself.
 LEVELS: tuple[tuple[str, ...], ...] = (
-    ("errors", "device"),
+    ("errors", "device", "cores"),
     ("options",),
     ("types", "config"),
     ("metrics", "kernels"),

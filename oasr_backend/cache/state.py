@@ -139,10 +139,12 @@ class SlotStates:
         Every accessor does it; the caller does it before it replays a captured graph.
         """
         with self._zeroing:
-            opened, rewound = self._opened, self._rewound
-            self._opened, self._rewound = [], []
-        if not opened and not rewound:
-            return
+            if self._opened or self._rewound:
+                # Inside: who comes next may write to these rows.
+                self._zero(self._opened, self._rewound)
+                self._opened, self._rewound = [], []
+
+    def _zero(self, opened: list[int], rewound: list[int]) -> None:
         opened_N = self._slot_index(sorted(set(opened)))
         either_N = self._slot_index(sorted({*opened, *rewound})) if rewound else opened_N
         for spec in self.specs.values():

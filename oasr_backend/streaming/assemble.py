@@ -147,7 +147,10 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     )
     metrics = EngineMetrics()
     runner = make_runner(
-        model, store, window_shape=(config.step.max_step_streams, geometry.window_samples)
+        model,
+        store,
+        window_shape=(config.step.max_step_streams, geometry.window_samples),
+        num_lanes=config.step.steps_at_once,
     )
     if config.step.cuda_graphs:
         runner.capture()

@@ -46,9 +46,18 @@ class StepBatch:
         return StepBatch(self.rows.part(rows), self.windows[rows])
 
 
-def next_batch(streams: Iterable[Stream], *, max_step_streams: int) -> list[Stream]:
-    """The first streams with a full window, each once: a long chunk takes turns as all do."""
-    return list(islice((s for s in streams if s.has_ready_window), max_step_streams))
+def next_batch(
+    streams: Iterable[Stream], *, max_step_streams: int, shares: int = 1
+) -> list[Stream]:
+    """The first streams with a full window, each once: a long chunk takes turns as all do.
+
+    Of `shares` equal parts one, rounded up: the others are for steps that are about to begin.
+    """
+    ready = (stream for stream in streams if stream.has_ready_window)
+    if shares == 1:
+        return list(islice(ready, max_step_streams))
+    found = list(islice(ready, max_step_streams * shares))
+    return found[: -(-len(found) // shares)]
 
 
 def split_step(streams: Sequence[Stream]) -> tuple[Sequence[Stream], Sequence[Stream]]:

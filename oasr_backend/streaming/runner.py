@@ -58,15 +58,21 @@ class _StagingBlock:
 class EncoderRunner:
     """Runs batches on the device. Anything that touches the model happens here.
 
-    Windows are written into rows of `next_staging()`, then `forward` takes them from there. Two
-    blocks take turns, so that one batch can be got ready while the device still reads the other.
+    Windows are written into rows of `next_staging()`, then `forward` takes them from there. Each
+    lane has two blocks that take turns, so that one batch can be got ready while the device still
+    reads the other. Lanes call `forward` at the same time; graphs serve lane 0 alone.
     """
 
     #: Batches that may be launched and not yet landed: each has a staging block.
     MOST_AHEAD = 2
 
     def __init__(
-        self, model: AcousticModel, store: StreamStore, *, window_shape: tuple[int, ...]
+        self,
+        model: AcousticModel,
+        store: StreamStore,
+        *,
+        window_shape: tuple[int, ...],
+        num_lanes: int = 1,
     ) -> None:
         """`window_shape`: (max_step_streams, samples), or (..., frames, mel bins) for features.
 
@@ -76,15 +82,17 @@ class EncoderRunner:
         self._store = store
         self._window_shape = window_shape
         is_pinned = self.runs_ahead = store.device.type == "cuda"
-        self._blocks = deque(
-            _StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(self.MOST_AHEAD)
-        )
+        self._blocks = [
+            deque(_StagingBlock(window_shape, is_pinned=is_pinned) for _ in range(self.MOST_AHEAD))
+            for _ in range(num_lanes)
+        ]
         self._graphs: GraphRunner | None = None
 
-    def next_staging(self) -> Staging:
-        """Rows (max_step_streams, ...) for the windows of the next batch, by type of samples."""
-        self._blocks.rotate()
-        return self._blocks[0].arrays
+    def next_staging(self, lane: int = 0) -> Staging:
+        """Rows (max_step_streams, ...) for the windows of a lane's next batch, by their type."""
+        blocks = self._blocks[lane]
+        blocks.rotate()
+        return blocks[0].arrays
 
     def capture(self) -> None:
         """Captures the step for a ladder of widths; on failure says so and stays eager.
@@ -145,7 +153,7 @@ class EncoderRunner:
 
     def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None
-        block = self._blocks[0]
+        block = self._blocks[0][0]
         rows_3W = block.rows_3W(width)
         self._store.write_row_data(batch.rows, rows_3W.numpy())
         output = self._graphs.replay(block.windows[batch.windows.dtype][:width], rows_3W)

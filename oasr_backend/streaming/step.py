@@ -1,8 +1,7 @@
-"""One step: what goes to the device, in which parts, and whom a fault concerns."""
+"""One step: what goes to the device, and in which parts."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,15 +9,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from oasr_backend.decoders.base import Finish
-from oasr_backend.errors import DeviceLostError, StepFailedError
 from oasr_backend.models.acoustic_model import ModelOutput
 from oasr_backend.streaming.batching import StepBatch, slots_of, split_step, stack_windows
 from oasr_backend.streaming.fair_lock import FairLock
+from oasr_backend.streaming.faults import Faults
 from oasr_backend.streaming.parts import EngineParts
-from oasr_backend.streaming.runner import EncoderRunner, is_device_lost
+from oasr_backend.streaming.runner import EncoderRunner
+from oasr_backend.streaming.store import StreamStore
 from oasr_backend.streaming.streams import NO_SLOT, Stream
-
-logger = logging.getLogger(__name__)
 
 #: Windows that an END in whole chunks leaves behind the one that it fills: with tail padding, two.
 _LAST_WINDOWS = 2
@@ -37,20 +35,23 @@ class _Launched:
 class Stepper:
     """Prepare, forward, commit, land. On a GPU one part's host work runs beside another's.
 
-    Takes place under the engine's lock, which is free while the model runs. A fault marks the
-    streams that took part and no others; their requests are the engine's.
+    Takes place under the engine's lock, which is free while the model runs: there the steps of
+    other lanes go on. A fault marks the streams that took part and no others; their requests are
+    the engine's.
     """
 
     def __init__(
         self,
         parts: EngineParts,
         *,
+        lane: int,
         lock: FairLock,
+        faults: Faults,
         conclude: Callable[[Sequence[Stream]], None],
     ) -> None:
         """`conclude` is told which streams a part has advanced, while the next one runs."""
         self.runner = parts.runner
-        self.lost: DeviceLostError | None = None
+        self._lane, self._faults = lane, faults
         self._store, self._geometry = parts.store, parts.geometry
         self._metrics = parts.metrics
         self._lock = lock
@@ -98,48 +99,6 @@ class Stepper:
         self.conclude(full)
         return [stream for stream in streams if stream.has_ready_window]
 
-    def weigh_ends(
-        self,
-        streams: Iterable[Stream],
-        *,
-        while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
-    ) -> None:
-        """The last order of those that ended; the attention decoder runs in `while_weighing`."""
-        if not self._store.decoders.weighs_ends:
-            return
-        ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
-        slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
-        if weighing := self._store.decoders.end(slots):
-            try:
-                with while_weighing:
-                    weighing.weigh()
-            finally:
-                weighing.settle()
-
-    @contextmanager
-    def failing(self, streams: Sequence[Stream]) -> Iterator[None]:
-        """What goes wrong inside ends these streams and no others."""
-        try:
-            yield
-        except Exception as error:
-            self.fail(streams, error)
-
-    def fail(self, streams: Sequence[Stream], error: Exception) -> None:
-        """Marks the streams of a failed step, whose rows may be half-written.
-
-        They are closed when the device is through with them: until then no stream gets the rows.
-        """
-        logger.error("event=step_failed streams=%d", len(streams), exc_info=error)
-        if is_device_lost(error):
-            self.lost = DeviceLostError(
-                f"the device failed ({error}); this instance answers nothing until it is restarted"
-            )
-        for stream in streams:
-            stream.failure = self.lost or StepFailedError(
-                f"stream {stream.stream_id!r} ends: its step failed ({error}); send START again"
-            )
-            stream.audio.discard()
-
     def _parts(self, streams: Sequence[Stream]) -> Iterator[Sequence[Stream]]:
         """What is launched one after the other; asking for the next means the last is launched.
 
@@ -162,7 +121,7 @@ class Stepper:
         launched = _Launched(streams, begin_s=time.perf_counter())
         for stream in streams:
             stream.num_in_flight += 1
-        with self.failing(streams):
+        with self._faults.failing(streams):
             batch = self._prepare(streams)
             with self._lock.released():
                 output = self._forward(batch)
@@ -175,7 +134,9 @@ class Stepper:
     def _prepare(self, streams: Sequence[Stream]) -> StepBatch:
         slots_B = slots_of(streams)
         self._store.prepare(slots_B)
-        return stack_windows(streams, slots_B, self._geometry, into=self.runner.next_staging())
+        return stack_windows(
+            streams, slots_B, self._geometry, into=self.runner.next_staging(self._lane)
+        )
 
     def _forward(self, batch: StepBatch) -> ModelOutput:
         if self._slow_step_s:
@@ -193,7 +154,7 @@ class Stepper:
 
     def _land(self, launched: _Launched) -> None:
         if launched.finish is not None:
-            with self.failing(launched.streams):
+            with self._faults.failing(launched.streams):
                 launched.finish()
         landed_s = time.perf_counter()
         step_ms = (landed_s - launched.begin_s) * 1e3
@@ -206,3 +167,22 @@ class Stepper:
         )
         self._landed_s = landed_s
         self.conclude([stream for stream in launched.streams if not stream.num_in_flight])
+
+
+def weigh_ends(
+    store: StreamStore,
+    streams: Iterable[Stream],
+    *,
+    while_weighing: AbstractContextManager[None] = _NO_CONTEXT,
+) -> None:
+    """The last order of those that ended; the attention decoder runs in `while_weighing`."""
+    if not store.decoders.weighs_ends:
+        return
+    ended = [one for one in streams if one.audio.is_finished and not one.has_ready_window]
+    slots = [one.slot for one in ended if one.failure is None and one.slot != NO_SLOT]
+    if weighing := store.decoders.end(slots):
+        try:
+            with while_weighing:
+                weighing.weigh()
+        finally:
+            weighing.settle()

@@ -62,6 +62,8 @@ class Stream:
     num_input_samples: int = 0
     finish_reason: str | None = None
     failure: OasrError | None = None
+    # A step has it in hand: no other may advance it.
+    is_stepping: bool = False
     # Steps that the device has been given and whose outcome is not yet read.
     num_in_flight: int = 0
     # Length of the last step that it took part in.

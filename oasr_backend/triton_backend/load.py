@@ -17,10 +17,14 @@ from typing import Any
 import torch
 
 from oasr_backend.config import KEYS, ServingConfig
+from oasr_backend.cores import usable_cores
 from oasr_backend.errors import ConfigError, OasrError
 from oasr_backend.streaming import assemble
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.triton_backend.overrides import overrides_of, read_overrides
+
+#: Of one process: what Python does of a step keeps the steps of more cores waiting.
+MOST_STEPS = 8
 
 
 def read_config(args: Mapping[str, str]) -> ServingConfig:
@@ -42,10 +46,29 @@ def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     on_gpu = device.startswith("cuda")
     _check_sequence_batching(json.loads(args["model_config"]), config.with_defaults(on_gpu=on_gpu))
     check_gpu(device, config.model.device, num_gpus=num_gpus)
+    if not on_gpu:
+        config = with_cores(config, usable_cores(), num_instances=_num_instances(args))
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
     return assemble.load_engine(checkpoint_dir, config, device=device)
+
+
+def with_cores(config: ServingConfig, num_cores: int, *, num_instances: int) -> ServingConfig:
+    """Settings for an instance on a CPU: a step for each of its cores, a thread for each step.
+
+    What the settings say already stays.
+    """
+    own_cores = max(1, num_cores // num_instances)
+    steps = config.step.steps_at_once or min(own_cores, MOST_STEPS)
+    threads = config.model.num_threads or max(1, own_cores // steps)
+    return config.changed(steps_at_once=steps, num_threads=threads)
+
+
+def _num_instances(args: Mapping[str, str]) -> int:
+    """Instances of this model that share the cores."""
+    groups = json.loads(args["model_config"]).get("instance_group", [])
+    return max(1, sum(int(group.get("count", 1)) for group in groups))
 
 
 def device_of(choice: str, args: Mapping[str, str], *, num_gpus: int) -> str:

@@ -32,9 +32,10 @@ logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
 _PUBLISHING_INTERVAL_S = 0.05
-#: `execute` takes the steps of an END, which are three, and more while so much time has not passed.
-#: The backlog finishes what lasts longer: no stream waits for another's minute of audio.
-#: An answer of the backlog costs a round trip to the server, one in the list of answers does not.
+#: On a GPU `execute` takes the steps of an END, which are three, and more for so long. The backlog
+#: finishes what lasts longer: no stream waits for another's minute of audio.
+#: An answer of the backlog costs a round trip to the server, one in the list of answers does not:
+#: on a CPU, where a step of few rows lasts longer than that, the backlog takes all steps.
 _EXECUTE_STEPS = 3
 _EXECUTE_BUDGET_S = 0.02
 #: Asking whether a request is cancelled is a round trip to the server. A list longer than this is
@@ -65,6 +66,7 @@ class StreamingService:
         self._engine = load_engine(args, config)
         self._defaults = self._engine.parts.admission.defaults
         self._backlog = Backlog(self._engine)
+        self._steps_here = self._engine.store.device.type != "cpu"
         self._is_unloaded = False
         labels = {"model": args["model_name"], "instance": args["model_instance_name"]}
         self._publisher = MetricsPublisher(self._readings, labels)
@@ -95,13 +97,20 @@ class StreamingService:
         return self._execute(requests, chunks)
 
     def _execute(self, requests: Sequence[Any], chunks: Sequence[AudioChunk]) -> list[Any]:
-        batch = self._engine.submit(chunks)
-        early = self._answer_refusals(requests, batch)
-        self._step_for(batch)
-        return [
-            None if index in early else self._respond(request, pending)
-            for index, (request, pending) in enumerate(zip(requests, batch, strict=True))
-        ]
+        batch, early = self._engine.submit(chunks), set[int]()
+        if self._steps_here:
+            early = self._answer_refusals(requests, batch)
+            self._step_for(batch)
+        answers, left = list[Any](), list[tuple[Pending, Any]]()
+        for index, (request, pending) in enumerate(zip(requests, batch, strict=True)):
+            # Looked at once: the backlog's steps may finish it at any time.
+            result = None if index in early else pending.result
+            answers.append(None if result is None else _response(pending, result))
+            if result is None and index not in early:
+                left.append((pending, request.get_response_sender()))
+        if left:
+            self._backlog.add(left)
+        return answers
 
     def _execute_beside_warmups(
         self, requests: Sequence[Any], chunks: Sequence[AudioChunk]
@@ -146,12 +155,6 @@ class StreamingService:
             answer_now(requests[index].get_response_sender(), batch[index].result)
         return early
 
-    def _respond(self, request: Any, pending: Pending) -> Any:
-        if pending.result is not None:
-            return write_response(pending.result, wants_text=pending.request.wants_text)
-        self._backlog.add(pending, request.get_response_sender())
-        return None
-
 
 def _quiet_garbage_collection() -> None:
     """Keeps the collector off what lives as long as the model: walking it stalls every stream."""
@@ -162,3 +165,7 @@ def _quiet_garbage_collection() -> None:
 
 def _is_refused(pending: Pending) -> bool:
     return pending.result is not None and pending.result.error is not None
+
+
+def _response(pending: Pending, result: ChunkResult) -> Any:
+    return write_response(result, wants_text=pending.request.wants_text)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,15 +34,19 @@ class TritonPythonModel:
         filterbank = engine.parts.model.get_submodule("frontend.filterbank")
         filterbank.register_forward_pre_hook(fail_on_mark)
         filterbank.register_forward_pre_hook(self._note_escape)
-        self._conclude, self._escapes = engine.stepper.conclude, False
-        engine.stepper.conclude = self._conclude_or_raise
+        # Of which threads, each with a step of its own.
+        self._escapes = set[int]()
+        self._conclude = engine.steppers[0].conclude
+        for stepper in engine.steppers:
+            stepper.conclude = self._conclude_or_raise
 
     def _note_escape(self, _module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        self._escapes |= ESCAPES in inputs[0][:, 0].tolist()
+        if ESCAPES in inputs[0][:, 0].tolist():
+            self._escapes.add(threading.get_ident())
 
     def _conclude_or_raise(self, streams: Sequence[Stream]) -> None:
-        if self._escapes:
-            self._escapes = False
+        if threading.get_ident() in self._escapes:
+            self._escapes.discard(threading.get_ident())
             raise RuntimeError("injected into the engine")
         self._conclude(streams)
 
