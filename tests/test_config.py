@@ -50,10 +50,10 @@ def test_each_key_stands_in_one_group() -> None:
 
 
 NAMES = (
-    "checkpoint_dir", "device", "dtype", "language", "num_threads",
+    "checkpoint_dir", "device", "dtype", "language", "num_threads", "cpu_encoder",
     "chunk_size", "num_left_chunks", "block_size_frames", "max_num_blocks", "cpu_kv_budget_mib",
     "max_blocks_per_seq", "position_limit_frames",
-    "max_streams", "max_step_streams", "cuda_graphs", "debug_slow_step_ms",
+    "max_streams", "max_step_streams", "steps_at_once", "cuda_graphs", "debug_slow_step_ms",
     "blank_threshold", "lm_path", "lm_weight", "lm_unit_bonus", "rescoring_ctc_weight",
     "rescoring_max_s",
     "tail_padding", "stream_idle_timeout_s", "dead_after_s", "log_level",
@@ -175,8 +175,11 @@ def test_derived_defaults_depend_on_the_device_and_never_on_given_values() -> No
     cpu = ServingConfig.of(chunk_size=8).with_defaults(on_gpu=False)
     gpu = ServingConfig.of(max_streams=7).with_defaults(on_gpu=True)
     assert cpu.cache.block_size_frames == 8
-    assert (cpu.step.max_streams, cpu.step.max_step_streams) == (256, 64)
+    assert (cpu.step.max_streams, cpu.step.max_step_streams) == (256, 16)
     assert (gpu.step.max_streams, gpu.step.max_step_streams) == (7, 1024)
+    assert (cpu.step.steps_at_once, gpu.step.steps_at_once) == (1, 1)
+    assert ServingConfig.of(steps_at_once=4).with_defaults(on_gpu=False).step.steps_at_once == 4
+    assert ServingConfig.of(steps_at_once=4).with_defaults(on_gpu=True).step.steps_at_once == 1
     assert cpu.server.dead_after_s == cpu.server.stream_idle_timeout_s
 
 

@@ -92,7 +92,7 @@ def test_plain_modules_know_nothing_of_pytorch(name: str) -> None:
 
 
 def test_the_root_of_the_package_holds_the_ground_alone() -> None:
-    ground = {"__init__", "errors", "types", "config", "options", "metrics", "device"}
+    ground = {"__init__", "errors", "types", "config", "options", "metrics", "device", "cores"}
     assert {path.stem for path in PACKAGE.glob("*.py")} == ground
 
 
