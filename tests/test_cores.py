@@ -14,7 +14,7 @@ from oasr_backend.triton_backend.load import MOST_STEPS, with_cores
 V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
 
 
-@pytest.fixture()
+@pytest.fixture
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(8)))
 
