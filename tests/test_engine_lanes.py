@@ -1,4 +1,4 @@
-"""Several steps at once, each of other streams: same texts, and nobody waits for another's step."""
+"""Several steps at once, each of other streams: the same texts, and no stream waits for another."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def say(engine: Engine, stream_id: int, seed: int, *, piece: int) -> str:
     return text
 
 
-def test_texts_are_the_same_whatever_goes_on_beside() -> None:
+def test_texts_are_the_same_beside_any_others() -> None:
     engine = lane_engine(max_streams=16)
     with ThreadPoolExecutor(8) as threads:
         jobs = [
