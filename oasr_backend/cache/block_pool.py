@@ -121,6 +121,11 @@ class BlockPool:
         """K and V of one block, (block_size_frames, n_kv_head, head_dim), aliased."""
         return self._k_pool[layer, block_id], self._v_pool[layer, block_id]
 
+    def kv_frames(self) -> Tensor:
+        """K and V of all layers, (2, layers, blocks * block_size_frames, n_kv_head * head_dim),
+        aliased."""
+        return self._kv_pool.flatten(2, 3).flatten(3, 4)
+
     def gather_kv_blocks(self, layer: int, block_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """K and V (len(block_ids) * block_size_frames, n_kv_head, head_dim), fresh, in order."""
         index = torch.tensor(list(block_ids), dtype=torch.long, device=self.config.device)

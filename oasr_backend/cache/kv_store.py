@@ -11,8 +11,7 @@ from torch import Tensor
 from oasr_backend.cache.block_pool import BlockPool
 from oasr_backend.cache.kv_rows import BoolArray, KvRows, require
 from oasr_backend.cache.kv_tables import IntArray, PagedTables
-from oasr_backend.cache.kv_views import layer_caches, step_layout
-from oasr_backend.cache.paged_kv import PagedKVCache
+from oasr_backend.cache.kv_views import StepCaches
 from oasr_backend.cache.types import CacheConfig
 from oasr_backend.errors import ConfigError, PoolExhaustedError
 
@@ -173,15 +172,14 @@ class KvStore:
 
     def views(
         self, slots_W: Tensor, *, num_new_W: Tensor | None, history_frames: int
-    ) -> list[PagedKVCache]:
+    ) -> StepCaches:
         """One cache a layer for a step of these rows; tensors only, no wait for the device.
 
         `history_frames` bounds every row's visible past from above. `num_new_W` tells each row's
         real new frames, a whole chunk when None. All layers share one layout.
         """
         rows = self.tables.rows(slots_W, self.config.block_size_frames)
-        layout = step_layout(rows, self.config, num_new_B=num_new_W, history_frames=history_frames)
-        return layer_caches(self.pool, rows, history_frames, layout)
+        return StepCaches(self.pool, rows, num_new_B=num_new_W, history_frames=history_frames)
 
     # Invariants
 

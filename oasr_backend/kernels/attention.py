@@ -19,6 +19,7 @@ from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import AttentionTables, KeyValuePages
+from oasr_backend.kernels.traced import is_traced, paged_rel_attention_traced
 
 
 def paged_rel_attention(
@@ -29,6 +30,8 @@ def paged_rel_attention(
     `qkv_BTGC` holds H query heads, then the K heads, then the V heads. `first_position_B` is the
     absolute position of each row's oldest visible key.
     """
+    if is_traced():
+        return paged_rel_attention_traced(qkv_BTGC, kv, tables, first_position_B)
     if not use_kernel(qkv_BTGC):
         return paged_rel_attention_definition(qkv_BTGC, kv, tables, first_position_B)
     from oasr_backend.kernels.attention_kernel import launch_paged_rel_attention

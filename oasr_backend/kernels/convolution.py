@@ -13,6 +13,7 @@ from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import ConvolutionWeights
+from oasr_backend.kernels.traced import gated_causal_convolution_traced, is_traced
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -28,6 +29,8 @@ def gated_causal_convolution(
 
     The kernel knows one activation, swish.
     """
+    if is_traced():
+        return gated_causal_convolution_traced(gate_BTE, state_BKD, weights, activation)
     if activation is not F.silu or not use_kernel(gate_BTE):
         return gated_causal_convolution_definition(gate_BTE, state_BKD, weights, activation)
     from oasr_backend.kernels.convolution_kernel import launch_gated_causal_convolution

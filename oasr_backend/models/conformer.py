@@ -119,8 +119,8 @@ class ConformerLayer(nn.Module):
 
     def forward(
         self,
-        x_BTD: Tensor,
-        normed_BTD: Tensor,
+        x_ND: Tensor,
+        normed_ND: Tensor,
         kv: PagedKVCache,
         *,
         context: LayerContext,
@@ -128,15 +128,17 @@ class ConformerLayer(nn.Module):
         """Takes the residual and its first norm; returns both for what follows, and the next
         convolution state."""
         if self.macaron is not None:
-            change_BTD = self.macaron(normed_BTD)
-            x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.attention.norm)
-        change_BTD = self.attention(normed_BTD, kv, context.first_position_B)
-        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.convolution.norm)
-        change_BTD, tail_BKD = self.convolution(normed_BTD, context.conv_BKD)
-        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, self.feed_forward.norm)
-        change_BTD = self.feed_forward(normed_BTD)
-        x_BTD, normed_BTD = add_layer_norm(x_BTD, change_BTD, context.next_norm, self.norm)
-        return x_BTD, normed_BTD, tail_BKD
+            change_ND = self.macaron(normed_ND)
+            x_ND, normed_ND = add_layer_norm(x_ND, change_ND, self.attention.norm)
+        change_ND = self.attention(normed_ND, kv, context.first_position_B)
+        x_ND, normed_ND = add_layer_norm(x_ND, change_ND, self.convolution.norm)
+        change_ND, tail_BKD = self.convolution(
+            normed_ND, context.conv_BKD, context.first_position_B.shape[0]
+        )
+        x_ND, normed_ND = add_layer_norm(x_ND, change_ND, self.feed_forward.norm)
+        change_ND = self.feed_forward(normed_ND)
+        x_ND, normed_ND = add_layer_norm(x_ND, change_ND, context.next_norm, self.norm)
+        return x_ND, normed_ND, tail_BKD
 
 
 class ConformerEncoder(StreamingEncoder):
@@ -167,10 +169,10 @@ class ConformerEncoder(StreamingEncoder):
         A row whose window is only partly real gives garbage in its last frames; they are outside
         `layout.valid_BK`, so no real frame sees them.
         """
-        x_BTD = self.subsampling(features_BWF)
+        x_ND = self.subsampling(features_BWF)
         layers = [cast(ConformerLayer, layer) for layer in self.layers]
         following = [*(layer.first_norm for layer in layers[1:]), self.norm]
-        normed_BTD = layers[0].first_norm(x_BTD)
+        normed_ND = layers[0].first_norm(x_ND)
         conv = caches.states[CONV_STATE]
         conv_LBKD = conv.gather()
         tails: list[Tensor] = []
@@ -178,9 +180,8 @@ class ConformerEncoder(StreamingEncoder):
             context = LayerContext(
                 caches.first_key_position_B, conv_LBKD[index], next_norm=following[index]
             )
-            x_BTD, normed_BTD, tail_BKD = layer(
-                x_BTD, normed_BTD, caches.kv[index], context=context
-            )
+            x_ND, normed_ND, tail_BKD = layer(x_ND, normed_ND, caches.kv[index], context=context)
             tails.append(tail_BKD)
         conv.scatter(torch.stack(tails))
-        return cast(Tensor, normed_BTD)
+        num_rows = caches.first_key_position_B.shape[0]
+        return cast(Tensor, normed_ND).view(num_rows, -1, self.config.model_dim)

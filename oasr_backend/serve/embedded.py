@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oasr_backend.errors import ServerError
+from oasr_backend.folders import cache_root
 
 PYTHON_TAG = f"{sys.version_info.major}.{sys.version_info.minor}"
 LIBPYTHON_NAME = f"libpython{PYTHON_TAG}.so.1.0"
@@ -96,19 +97,6 @@ def find_libpython() -> Path | None:
     ]
     candidates = (Path(folder) / LIBPYTHON_NAME for folder in folders if folder)
     return next((path for path in candidates if path.is_file()), None)
-
-
-def cache_root() -> Path:
-    """The per-user folder for prepared backends; a temporary one if HOME is read-only."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    root = Path(base) / "oasr_backend"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"oasr_backend-{os.getuid()}"
-    if os.access(root, os.W_OK | os.X_OK):
-        return root
-    return Path(tempfile.gettempdir()) / f"oasr_backend-{os.getuid()}"
 
 
 def prepare_backend_directory(install: TritonInstall, root: Path | None = None) -> Path | None:

@@ -13,6 +13,7 @@ from oasr_backend.cache import CacheConfig
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
 from oasr_backend.checkpoints import Checkpoint, CheckpointInfo, open_checkpoint
+from oasr_backend.compiled import compiled_encoder
 from oasr_backend.config import DecodingSettings, ServingConfig
 from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.language_model import load_language_model
@@ -28,7 +29,7 @@ from oasr_backend.errors import ConfigError, InvalidRequestError
 from oasr_backend.features import AudioBuffer
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
-from oasr_backend.models.base import EncoderSpec, check_chunk_size
+from oasr_backend.models.base import EncoderSpec, StreamingEncoder, check_chunk_size
 from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
@@ -199,7 +200,29 @@ def _placed(
         dtype=getattr(torch, config.model.dtype),
         num_positions=num_positions + config.cache.chunk_size,
     )
+    if device.type == "cpu":
+        model.encoder = _cpu_encoder(model, config)
     return model, kv
+
+
+def _cpu_encoder(model: AcousticModel, config: ServingConfig) -> StreamingEncoder:
+    """What runs the encoder; graphs are made in float32. Raises ConfigError."""
+    choice, dtype = config.model.cpu_encoder, config.model.dtype
+    if dtype != "float32" and choice != "pytorch":
+        if choice != "auto":
+            raise ConfigError(
+                f"cpu_encoder={choice} runs in float32, and dtype={dtype}; leave dtype out, or set "
+                "cpu_encoder=auto or pytorch"
+            )
+        choice = "pytorch"
+    geometry = model.window_geometry(config.cache.chunk_size)
+    return compiled_encoder(
+        model.encoder,
+        choice=choice,
+        chunk_frames=config.cache.chunk_size,
+        window_frames=geometry.window_frames,
+        num_features=geometry.frames.num_bins,
+    )
 
 
 def _decoders(

@@ -37,11 +37,11 @@ class RelPositionAttention(nn.Module):
         self.position_PHC = position_PHC.detach().contiguous()
         self.position_bias_PH = (position_PHC * self.bias_v_HC).sum(-1).detach()
 
-    def forward(self, normed_BTD: Tensor, kv: PagedKVCache, first_position_B: Tensor) -> Tensor:
+    def forward(self, normed_ND: Tensor, kv: PagedKVCache, first_position_B: Tensor) -> Tensor:
         """What attention adds to the residual. The chunk's keys and values enter `kv`."""
-        batch, chunk_frames = normed_BTD.shape[:2]
-        qkv_BTGC = self.qkv(normed_BTD).view(batch, chunk_frames, -1, self.head_dim)
+        num_rows, num_heads = first_position_B.shape[0], self.num_heads + 2 * self.num_kv_heads
+        qkv_BTGC = self.qkv(normed_ND).view(num_rows, -1, num_heads, self.head_dim)
         tables = AttentionTables(self.position_PHC, self.position_bias_PH, self.bias_u_HC)
         mixed_BTE = paged_rel_attention(qkv_BTGC, kv, tables, first_position_B)
-        change_BTD: Tensor = self.project(mixed_BTE)
-        return change_BTD
+        change_ND: Tensor = self.project(mixed_BTE.reshape(-1, self.project.in_features))
+        return change_ND

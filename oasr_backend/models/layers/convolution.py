@@ -39,10 +39,13 @@ class CausalConvolution(nn.Module):
         self.activation = activation
         self.register_buffer("rest_D", torch.zeros(model_dim))
 
-    def forward(self, normed_BTD: Tensor, state_BKD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, normed_ND: Tensor, state_BKD: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
         """What the module adds to the residual, and the next state."""
         weights = ConvolutionWeights(self.rest_D, self.depthwise, self.inner_norm)
         mixed_BTD, next_BKD = gated_causal_convolution(
-            self.gate(normed_BTD), state_BKD, weights, activation=self.activation
+            self.gate(normed_ND).view(num_rows, -1, self.gate.out_features),
+            state_BKD,
+            weights,
+            activation=self.activation,
         )
-        return self.project(mixed_BTD), next_BKD
+        return self.project(mixed_BTD.reshape(-1, self.project.in_features)), next_BKD

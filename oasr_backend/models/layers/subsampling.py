@@ -68,5 +68,6 @@ class Conv2dSubsampling(nn.Module):
         x_BCTF = features_BWF.unsqueeze(1).to(memory_format=torch.channels_last)
         for convolution in self.stages:
             x_BCTF = convolution_relu(x_BCTF, cast(nn.Conv2d, convolution))
-        encoded_BTD: Tensor = self.project(x_BCTF.permute(0, 2, 3, 1).flatten(2))
-        return encoded_BTD
+        rows_NE = x_BCTF.permute(0, 2, 3, 1).reshape(-1, self.project.in_features)
+        encoded_ND: Tensor = self.project(rows_NE)
+        return encoded_ND

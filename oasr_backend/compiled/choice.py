@@ -1,0 +1,136 @@
+"""The encoder that a CPU serves: compiled where that can be done, else as it came."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from oasr_backend.compiled.digest import graph_digest
+from oasr_backend.compiled.encoder import SessionEncoder
+from oasr_backend.compiled.exporter import StepShape, write_graph
+from oasr_backend.compiled.files import GraphFiles
+from oasr_backend.compiled.quantised import write_quantised
+from oasr_backend.compiled.session import open_session
+from oasr_backend.compiled.trial import relative_error
+from oasr_backend.errors import ConfigError
+from oasr_backend.models.base import StreamingEncoder
+
+logger = logging.getLogger(__name__)
+
+AUTO, ONNX, ONNX_INT8, PYTORCH = "auto", "onnx", "onnx_int8", "pytorch"
+#: Largest relative error of a trial; float32 differs by the order of additions alone.
+MOST_ERROR = {ONNX: 1e-3, ONNX_INT8: 0.3}
+
+
+class _NotCompiledError(Exception):
+    """Why an encoder is served as it came."""
+
+
+def compiled_encoder(
+    encoder: StreamingEncoder,
+    *,
+    choice: str,
+    chunk_frames: int,
+    window_frames: int,
+    num_features: int,
+    files: GraphFiles | None = None,
+) -> StreamingEncoder:
+    """The encoder as a compiled graph, or `encoder` itself where `choice` allows that.
+
+    choice         "onnx": compiled, in float32; "onnx_int8": its linear layers in 8 bits; "auto":
+                   as "onnx", or eager where it cannot be compiled; "pytorch": eager
+    chunk_frames   encoder frames of a step
+    window_frames  feature frames of a step, of `num_features` values each
+
+    `encoder` lies on the host in float32, its positions tabulated. It is not needed any more when
+    another one is returned. Raises ConfigError where an explicit choice cannot be honoured.
+    """
+    if choice == PYTORCH:
+        return _eager(encoder, "cpu_encoder=pytorch")
+    kind = ONNX if choice == AUTO else choice
+    if kind not in MOST_ERROR:
+        known = ", ".join((AUTO, ONNX, ONNX_INT8, PYTORCH))
+        raise ConfigError(f"cpu_encoder={choice!r} is not known; give one of {known}")
+    shape = StepShape(chunk_frames, window_frames, num_features)
+    try:
+        return _compiled(encoder, kind, shape, files or GraphFiles())
+    except _NotCompiledError as error:
+        if choice == AUTO:
+            return _eager(encoder, str(error))
+        raise ConfigError(
+            f"cpu_encoder={choice}: {error}; mend that, or set cpu_encoder=auto or pytorch"
+        ) from error
+
+
+def _eager(encoder: StreamingEncoder, reason: str) -> StreamingEncoder:
+    logger.info("event=encoder_eager reason=%s", reason)
+    return encoder
+
+
+def _compiled(
+    encoder: StreamingEncoder, kind: str, shape: StepShape, files: GraphFiles
+) -> SessionEncoder:
+    """Raises _NotCompiledError."""
+    missing = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise _NotCompiledError(
+            f"not installed: {', '.join(missing)}; pip install {' '.join(missing)}"
+        )
+    began = time.monotonic()
+    name = f"{graph_digest(encoder, shape)}{'' if kind == ONNX else '.int8'}.onnx"
+    kept = files.find(name)
+    if kept is not None:
+        try:
+            compiled = _tried(encoder, kept, kind, shape)
+        except _NotCompiledError as error:
+            logger.warning("event=encoder_file_refused file=%s reason=%s", kept, error)
+            files.forget(name)
+        else:
+            _log(kind, "kept file", began)
+            return compiled
+    with files.made(name, partial(_write, encoder, kind, shape)) as path:
+        compiled = _tried(encoder, path, kind, shape)
+    _log(kind, "exported", began)
+    return compiled
+
+
+def _log(kind: str, origin: str, began: float) -> None:
+    seconds = time.monotonic() - began
+    logger.info("event=encoder_compiled kind=%s origin=%r seconds=%.2f", kind, origin, seconds)
+
+
+def _write(encoder: StreamingEncoder, kind: str, shape: StepShape, path: Path) -> None:
+    """Writes the graph. Raises _NotCompiledError for whatever stops the exporter."""
+    write = write_graph if kind == ONNX else write_quantised
+    try:
+        write(encoder, shape, path)
+    except Exception as error:
+        logger.debug("event=encoder_not_exported", exc_info=error)
+        raise _NotCompiledError(
+            f"{type(encoder).__name__} was not exported: {_line(error)}"
+        ) from error
+
+
+def _tried(encoder: StreamingEncoder, path: Path, kind: str, shape: StepShape) -> SessionEncoder:
+    """Raises _NotCompiledError for a file that cannot be run, or that computes something else."""
+    spec = encoder.spec
+    try:
+        session = open_session(path)
+        error = relative_error(SessionEncoder(session, spec, shape), encoder, shape)
+    except Exception as failure:
+        logger.debug("event=encoder_not_run", exc_info=failure)
+        raise _NotCompiledError(f"its graph does not run: {_line(failure)}") from failure
+    if not error <= MOST_ERROR[kind]:
+        raise _NotCompiledError(
+            f"its frames differ from PyTorch's by {error:.2g}, more than {MOST_ERROR[kind]:g}"
+        )
+    return SessionEncoder(session, spec, shape)
+
+
+def _line(error: Exception) -> str:
+    """Its first line, and what kind it is of."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,0 +1,75 @@
+"""Where compiled encoders are kept between two starts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from oasr_backend.folders import cache_root
+
+logger = logging.getLogger(__name__)
+
+#: More are removed, oldest use first.
+MOST_FILES = 8
+
+
+class GraphFiles:
+    """A folder of graphs by name. Processes that write one at the same time keep the last."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder or cache_root() / "encoders"
+
+    def find(self, name: str) -> Path | None:
+        """The file of that name, if there is one; it counts as used now."""
+        path = self._folder / name
+        try:
+            os.utime(path)
+        except OSError:
+            return None
+        return path
+
+    def forget(self, name: str) -> None:
+        """Removes a file that turned out to be of no use."""
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
+
+    @contextmanager
+    def made(self, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
+        """A fresh file that `make` writes. It is kept, unless the folder cannot be written to."""
+        with tempfile.TemporaryDirectory(prefix="oasr_encoder-", dir=self._roomy()) as staging:
+            path = Path(staging, name)
+            make(path)
+            yield self._kept(path)
+
+    def _roomy(self) -> Path | None:
+        """The folder itself, so that a rename within it is atomic; None: any temporary folder."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return self._folder if os.access(self._folder, os.W_OK | os.X_OK) else None
+
+    def _kept(self, path: Path) -> Path:
+        target = self._folder / path.name
+        try:
+            os.replace(path, target)
+            self._prune()
+        except OSError as error:
+            logger.warning(
+                "event=encoder_not_kept folder=%s reason=%s: it is compiled again at each start; "
+                "make the folder writable, or set XDG_CACHE_HOME to one that is",
+                self._folder,
+                error,
+            )
+            return path
+        return target
+
+    def _prune(self) -> None:
+        files = sorted(self._folder.glob("*.onnx"), key=lambda path: path.stat().st_mtime)
+        for path in files[:-MOST_FILES]:
+            self.forget(path.name)
