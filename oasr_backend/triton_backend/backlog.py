@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 class Backlog:
     """Steps and answers on threads of its own, one for each step that may go on at once.
 
-    Where several are idle they divide what has come, so that no caller waits for the rows of others.
+    Where several are idle they divide what has come: no caller waits for the rows of others.
     """
 
     def __init__(self, engine: Engine) -> None:
