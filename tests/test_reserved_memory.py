@@ -42,6 +42,7 @@ def at_work(store):
         for cache in store.views(torch.arange(4), num_new_W=None, history_frames=0):
             cache.write(*torch.ones(2, 4, 16, 4, 64))
         store.commit(rows, np.full(4, 16))
+    return store
 
 torch.zeros(1).index_fill_(0, torch.zeros(1, dtype=torch.long), 1)
 before = resident_mib()
