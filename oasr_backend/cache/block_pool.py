@@ -20,8 +20,8 @@ class BlockPool:
 
     `scratch_blocks` physical blocks past `max_num_blocks` are never handed out: padding lanes
     write there. Handing out and taking back are thread-safe and all-or-nothing, oldest-freed first.
-    Blocks that nobody has had yet count as freed long ago, in the order of their ids; with
-    `reuses_first` they come last, so that memory on a CPU is what the busiest moment needed.
+    Blocks that no stream has had yet count as freed long ago, by their ids; with `reuses_first`
+    they come last, so that memory on a CPU is what the busiest moment needed.
     A subclass may keep the tensors otherwise: override `_make_storage`, `get_kv_view`,
     `get_kv_block_view` and `zero_blocks`.
     """
