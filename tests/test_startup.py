@@ -71,6 +71,17 @@ Anonymous:             0 kB
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
 Anonymous:             0 kB
 """
+#: Packages that a stream on a CPU never needs, each dear to import, and our own parts for others.
+_NEVER_NEEDED = (
+    "triton", "sympy", "onnx", "onnxruntime", "torch._dynamo", "torch._inductor", "torch.onnx",
+    "torch.utils.tensorboard", "typer", "rich", "pydantic", "pytriton", "tritonclient",
+    "oasr_backend.serve", "oasr_backend.parity",
+)  # fmt: skip
+_IMPORTS_ALL = """
+import sys
+import oasr_backend.triton_backend.load
+print(*sys.modules)
+"""
 
 
 def _printed(script: str) -> str:
@@ -106,3 +117,9 @@ def test_code_that_only_the_start_ran_leaves_the_process_and_runs_again() -> Non
 
 def test_only_the_unchanged_code_of_files_is_taken_off() -> None:
     assert list(_code_regions(_SMAPS_TEXT)) == [(0x7F0000000000, 2 << 20), (0x7F0000C00000, 4096)]
+
+
+def test_a_model_imports_nothing_that_only_other_servers_need() -> None:
+    imported = set(_printed(_IMPORTS_ALL).split())
+    assert "oasr_backend.streaming.engine" in imported
+    assert not imported & set(_NEVER_NEEDED)
