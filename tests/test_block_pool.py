@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
@@ -12,13 +13,14 @@ from oasr_backend.cache import BlockPool, CacheConfig, bytes_per_kv_block
 from oasr_backend.errors import ConfigError, PoolExhaustedError, StreamStateError
 
 
-def make_pool(scratch_blocks: int = 0, **changes: Any) -> BlockPool:
+def make_pool(scratch_blocks: int = 0, *, reuses_first: bool = False, **changes: Any) -> BlockPool:
     fields: dict[str, Any] = {
         "num_layers": 2, "n_kv_head": 3, "head_dim": 4, "chunk_size": 2, "block_size_frames": 5,
         "max_num_blocks": 6, "max_batch_size": 2, "device": torch.device("cpu"),
         "dtype": torch.float32,
     }  # fmt: skip
-    return BlockPool(CacheConfig(**{**fields, **changes}), scratch_blocks)
+    config = CacheConfig(**{**fields, **changes})
+    return BlockPool(config, scratch_blocks, reuses_first=reuses_first)
 
 
 def test_a_new_pool_is_free_and_zero() -> None:
@@ -40,8 +42,47 @@ def test_blocks_are_unique_and_the_oldest_freed_comes_first() -> None:
     assert pool.allocate(3) == [4, 1, 3]
 
 
-def test_nothing_is_taken_when_too_few_are_free() -> None:
-    pool = make_pool()
+def test_returned_blocks_come_before_new_ones_where_that_is_asked_for() -> None:
+    pool = make_pool(reuses_first=True)
+    assert pool.allocate(3) == [0, 1, 2]
+    pool.free([2, 0])
+    assert pool.free_block_ids() == [2, 0, 3, 4, 5]
+    pool.check_integrity()
+    assert pool.allocate(1) == [2]
+    pool.free([2])
+    assert pool.allocate(3) == [0, 2, 3], "of those that came back the oldest is first"
+    assert pool.free_block_ids() == [4, 5]
+    pool.free([3, 1])
+    assert pool.allocate(4) == [3, 1, 4, 5]
+    pool.check_integrity()
+
+
+@pytest.mark.parametrize("reuses_first", [False, True])
+def test_every_block_is_handed_out_once_whatever_the_order(reuses_first: bool) -> None:
+    pool, held, chance = make_pool(reuses_first=reuses_first), list[int](), random.Random(5)
+    for _ in range(500):
+        if chance.random() < 0.5:
+            held += pool.allocate(chance.randint(0, pool.num_free_blocks))
+        else:
+            chance.shuffle(held)
+            back, held = held[: len(held) // 2], held[len(held) // 2 :]
+            pool.free(back)
+        assert len(set(held)) == len(held)
+        assert sorted([*held, *pool.free_block_ids()]) == [0, 1, 2, 3, 4, 5]
+        pool.check_integrity()
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_a_new_block_cannot_be_freed(bad: int) -> None:
+    pool = make_pool(reuses_first=True)
+    pool.free(pool.allocate(1))
+    with pytest.raises(StreamStateError, match=f"block {bad} is already free"):
+        pool.free([bad])
+
+
+@pytest.mark.parametrize("reuses_first", [False, True])
+def test_nothing_is_taken_when_too_few_are_free(reuses_first: bool) -> None:
+    pool = make_pool(reuses_first=reuses_first)
     pool.allocate(4)
     with pytest.raises(PoolExhaustedError, match="requested 3, only 2 of 6 are free"):
         pool.allocate(3)
@@ -124,8 +165,9 @@ def test_the_stated_bytes_are_the_allocated_ones() -> None:
     )
 
 
-def test_threads_never_share_a_block() -> None:
-    pool = make_pool(max_num_blocks=64)
+@pytest.mark.parametrize("reuses_first", [False, True])
+def test_threads_never_share_a_block(reuses_first: bool) -> None:
+    pool = make_pool(max_num_blocks=64, reuses_first=reuses_first)
     clashes: list[set[int]] = []
     owned: set[int] = set()
     guard = threading.Lock()

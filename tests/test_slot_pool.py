@@ -21,8 +21,23 @@ def test_slots_come_in_order_and_the_oldest_freed_comes_first() -> None:
     assert [pool.allocate(), pool.allocate()] == [2, 0]
 
 
-def test_an_empty_pool_says_so() -> None:
-    pool = StreamSlotPool(1)
+def test_returned_slots_come_before_new_ones_where_that_is_asked_for() -> None:
+    pool = StreamSlotPool(5, reuses_first=True)
+    assert [pool.allocate() for _ in range(3)] == [0, 1, 2]
+    pool.free(2)
+    pool.free(0)
+    assert pool.claim(4) == 4
+    assert pool.num_free_slots == 3
+    for slot in (0, 3, 5):
+        with pytest.raises(StreamStateError):
+            pool.free(slot)
+    assert [pool.allocate() for _ in range(3)] == [2, 0, 3]
+    assert pool.num_free_slots == 0
+
+
+@pytest.mark.parametrize("reuses_first", [False, True])
+def test_an_empty_pool_says_so(reuses_first: bool) -> None:
+    pool = StreamSlotPool(1, reuses_first=reuses_first)
     pool.allocate()
     with pytest.raises(PoolExhaustedError, match="StreamSlotPool exhausted"):
         pool.allocate()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from oasr_backend.cache.kv_tables import IntArray
 from oasr_backend.cache.types import CacheConfig
+from oasr_backend.device import reserved_zeros
 from oasr_backend.errors import ConfigError, PoolExhaustedError, StreamStateError
 
 
@@ -19,20 +20,26 @@ class BlockPool:
 
     `scratch_blocks` physical blocks past `max_num_blocks` are never handed out: padding lanes
     write there. Handing out and taking back are thread-safe and all-or-nothing, oldest-freed first.
+    Blocks that no stream has had yet count as freed long ago, by their ids; with `reuses_first`
+    they come last, so that memory on a CPU is what the busiest moment needed.
     A subclass may keep the tensors otherwise: override `_make_storage`, `get_kv_view`,
     `get_kv_block_view` and `zero_blocks`.
     """
 
-    def __init__(self, config: CacheConfig, scratch_blocks: int = 0) -> None:
+    def __init__(
+        self, config: CacheConfig, scratch_blocks: int = 0, *, reuses_first: bool = False
+    ) -> None:
         if scratch_blocks < 0:
             raise ConfigError(f"scratch_blocks={scratch_blocks} must be at least 0")
         self.config = config
         self.num_blocks = config.pool_blocks
         self.num_total_blocks = self.num_blocks + scratch_blocks
         self._lock = threading.Lock()
-        # A ring: the free ids, oldest-freed first, are `_num_free` places from `_first` on.
+        # A ring: the free ids, oldest-freed first, are `_num_listed` places from `_first` on. The
+        # ids from `_num_known` on are free too, and were never on the ring.
         self._ring = np.arange(self.num_blocks)
-        self._first, self._num_free = 0, self.num_blocks
+        self._first = 0
+        self._num_listed = self._num_known = 0 if reuses_first else self.num_blocks
         self._is_free = np.ones(self.num_blocks, dtype=np.bool_)
         self._make_storage()
 
@@ -40,22 +47,23 @@ class BlockPool:
         cfg = self.config
         shape = (cfg.num_layers, self.num_total_blocks, cfg.block_size_frames)
         # One allocation for both: a block is blanked by one kernel.
-        self._kv_pool = torch.zeros(
+        self._kv_pool = reserved_zeros(
             (2, *shape, cfg.n_kv_head, cfg.head_dim), dtype=cfg.dtype, device=cfg.device
         )
         self._k_pool, self._v_pool = self._kv_pool.unbind(0)
 
     @property
     def num_free_blocks(self) -> int:
-        return self._num_free
+        return self._num_listed + self.num_blocks - self._num_known
 
     @property
     def scratch_block_ids(self) -> list[int]:
         return list(range(self.num_blocks, self.num_total_blocks))
 
     def free_block_ids(self) -> list[int]:
+        """In the order in which they will be handed out."""
         with self._lock:
-            ids: list[int] = self._ring[self._places(self._num_free)].tolist()
+            ids: list[int] = self._next_free(self.num_free_blocks).tolist()
         return ids
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -68,14 +76,16 @@ class BlockPool:
         if num_blocks < 0:
             raise StreamStateError(f"cannot allocate {num_blocks} blocks")
         with self._lock:
-            if num_blocks > self._num_free:
+            if num_blocks > self.num_free_blocks:
                 raise PoolExhaustedError(
-                    "BlockPool", requested=num_blocks, free=self._num_free,
+                    "BlockPool", requested=num_blocks, free=self.num_free_blocks,
                     total=self.num_blocks, remedy="free a stream, or raise max_num_blocks",
                 )  # fmt: skip
-            block_ids_N = self._ring[self._places(num_blocks)]
-            self._first = (self._first + num_blocks) % self.num_blocks
-            self._num_free -= num_blocks
+            block_ids_N = self._next_free(num_blocks)
+            num_listed = min(num_blocks, self._num_listed)
+            self._first = (self._first + num_listed) % self.num_blocks
+            self._num_listed -= num_listed
+            self._num_known += num_blocks - num_listed
             self._is_free[block_ids_N] = False
         return block_ids_N
 
@@ -87,10 +97,16 @@ class BlockPool:
         with self._lock:
             self._check_held(block_ids_N)
             self._before_reuse(block_ids_N)
-            places_N = self._places(block_ids_N.size, after=self._num_free)
+            places_N = self._places(block_ids_N.size, after=self._num_listed)
             self._ring[places_N] = block_ids_N
-            self._num_free += block_ids_N.size
+            self._num_listed += block_ids_N.size
             self._is_free[block_ids_N] = True
+
+    def _next_free(self, count: int) -> IntArray:
+        """The ids that are handed out next; `count` of them are free."""
+        listed_N = self._ring[self._places(min(count, self._num_listed))]
+        num_new = count - listed_N.size
+        return np.concatenate((listed_N, np.arange(self._num_known, self._num_known + num_new)))
 
     def _places(self, count: int, *, after: int = 0) -> IntArray:
         """Places in the ring of `count` ids, `after` so many."""
@@ -144,8 +160,8 @@ class BlockPool:
     def check_integrity(self) -> None:
         """Raises AssertionError unless the free list is a set of known blocks."""
         with self._lock:
-            free_ids = set(self._ring[self._places(self._num_free)].tolist())
-            if len(free_ids) != self._num_free:
+            free_ids = set(self._next_free(self.num_free_blocks).tolist())
+            if len(free_ids) != self.num_free_blocks:
                 raise AssertionError("a block is twice on the free list")
             flagged = set(np.flatnonzero(self._is_free).tolist())
             if free_ids != flagged:

@@ -34,7 +34,11 @@ class KvStore:
         if pad_lanes < 0:
             raise ConfigError(f"pad_lanes={pad_lanes} must be >= 0; 0 for none")
         if pool is None:
-            pool = BlockPool(config, scratch_blocks=pad_lanes * (config.peak_blocks or 1))
+            pool = BlockPool(
+                config,
+                scratch_blocks=pad_lanes * (config.peak_blocks or 1),
+                reuses_first=config.device.type == "cpu",
+            )
         if pool.config != config:
             raise ConfigError(
                 "the pool was made with another CacheConfig than its user, so that blocks would "

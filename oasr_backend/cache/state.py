@@ -13,7 +13,7 @@ from torch import Tensor
 from oasr_backend.cache.slot_map import SlotMap
 from oasr_backend.cache.slot_pool import StreamSlotPool
 from oasr_backend.cache.state_spec import StreamStateSpec
-from oasr_backend.device import to_device
+from oasr_backend.device import reserved_zeros, to_device
 from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
 from oasr_backend.types import StreamId
 
@@ -97,7 +97,7 @@ class SlotStates:
         # Streams may be opened while the model runs, whose look at the states zeroes what is new.
         self._zeroing = threading.Lock()
         self._buffers = {
-            spec.name: torch.zeros(
+            spec.name: reserved_zeros(
                 spec.buffer_shape(num_slots + extra_slots), dtype=spec.dtype or dtype, device=device
             )
             for spec in specs

@@ -35,6 +35,7 @@ from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefi
 from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
 from oasr_backend.serve.trial import find_load_problems, loaded_models
 from oasr_backend.serve.watch import watch_over
+from oasr_backend.triton_backend.startup import settle_memory
 
 EXIT_PROBLEMS = 2
 EXIT_FAILED = 1
@@ -211,11 +212,14 @@ def _become_server(install: TritonInstall, settings: ServerSettings) -> NoReturn
 def _run_server(server: TritonServer, ready_timeout_s: float, hang_limit_s: float) -> int:
     """Returns the exit status for the shell."""
     line = f"ready: http {server.http_url}, grpc {server.grpc_url}"
+
+    def on_ready() -> None:
+        _stdout.print(line)
+        # From here on it only looks at its server, once a second.
+        settle_memory()
+
     status = watch_over(
-        server,
-        ready_timeout_s=ready_timeout_s,
-        hang_limit_s=hang_limit_s,
-        on_ready=lambda: _stdout.print(line),
+        server, ready_timeout_s=ready_timeout_s, hang_limit_s=hang_limit_s, on_ready=on_ready
     )
     if status:
         _stderr.print(f"[red]error:[/] tritonserver has ended unasked, with status {status}")

@@ -30,6 +30,8 @@ from oasr_backend.serve.shm import remove_orphaned_regions, remove_regions
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+# A start is told the sooner; a look at a server that loads is a refused connection.
+_READY_POLL_S = 0.05
 # Requests to the server on this machine never go through a proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -129,7 +131,7 @@ class TritonServer:
                 raise ServerError(self._failure(f"ended with status {self.exit_status}"))
             if time.monotonic() > deadline_s:
                 raise ServerError(self._failure(f"was not ready after {timeout_s:g} s"))
-            time.sleep(_POLL_S)
+            time.sleep(_READY_POLL_S)
 
     def is_ready(self) -> bool:
         """Whether every port of the server answers and every model of the repository is loaded."""

@@ -46,8 +46,16 @@ from oasr_backend.text.tokenizer import Tokenizer
 MakeRunner = Callable[..., Any]
 
 
-def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: str) -> Engine:
+def load_engine(
+    checkpoint_dir: str | Path,
+    config: ServingConfig,
+    *,
+    device: str,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Engine:
     """Loads a checkpoint and gets ready to serve it on `device`.
+
+    `on_stage` is told the name of each stage when it has ended: check, read, build, self_test.
 
     Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
     """
@@ -64,8 +72,13 @@ def load_engine(checkpoint_dir: str | Path, config: ServingConfig, *, device: st
         language_model = None
         if opened.info.tokenizer is not None:
             language_model = _language_model(config.search, opened.info.tokenizer, where)
-        engine = assemble(opened.load(), config, device=where, language_model=language_model)
+        on_stage("check")
+        checkpoint = opened.load()
+        on_stage("read")
+        engine = assemble(checkpoint, config, device=where, language_model=language_model)
+        on_stage("build")
         try_out(engine)
+        on_stage("self_test")
     return engine
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oasr_backend.device import to_device
+from oasr_backend.device import reserved_zeros, to_device
 from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE
 from oasr_backend.models.acoustic_model import AcousticModel, ModelOutput
 from oasr_backend.streaming.batching import Staging, StepBatch
@@ -43,7 +43,11 @@ class _StagingBlock:
     """
 
     def __init__(self, window_shape: tuple[int, ...], *, is_pinned: bool) -> None:
-        floats = torch.zeros(window_shape, pin_memory=is_pinned)
+        floats = (
+            torch.zeros(window_shape, pin_memory=True)
+            if is_pinned
+            else reserved_zeros(window_shape, dtype=torch.float32, device=torch.device("cpu"))
+        )
         codes = floats.view(torch.int16).flatten()[: floats.numel()].view(window_shape)
         self.windows = {FLOAT32: floats, PCM16: codes}
         self.arrays: Staging = {FLOAT32: floats.numpy(), PCM16: codes.numpy()}

@@ -143,7 +143,9 @@ class StreamStore:
     ) -> None:
         self.kv, self.states, self.decoders = kv, states, decoders
         self.device = states.device
-        self.slots = StreamSlotPool(states.num_slots)
+        # What a CPU's slot holds takes memory from its first stream on.
+        on_cpu = self.device.type == "cpu"
+        self.slots = StreamSlotPool(states.num_slots, reuses_first=on_cpu)
         attention = [] if kv is None else [KvPart(kv)]
         self._parts: list[StreamPart] = [
             *attention, StatePart(states), SearchPart(decoders), *further,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,12 @@ def read_config(args: Mapping[str, str]) -> ServingConfig:
     return config if config.server.dead_after_s else config.changed(dead_after_s=idle_s)
 
 
-def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
+def load_engine(
+    args: Mapping[str, str],
+    config: ServingConfig,
+    *,
+    on_stage: Callable[[str], None] = lambda _: None,
+) -> Engine:
     """Raises ConfigError, CheckpointError among them; what needs no weights is told first."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = device_of(config.model.device, args, num_gpus=num_gpus)
@@ -51,7 +56,7 @@ def load_engine(args: Mapping[str, str], config: ServingConfig) -> Engine:
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
-    return assemble.load_engine(checkpoint_dir, config, device=device)
+    return assemble.load_engine(checkpoint_dir, config, device=device, on_stage=on_stage)
 
 
 def with_cores(config: ServingConfig, num_cores: int, *, num_instances: int) -> ServingConfig:

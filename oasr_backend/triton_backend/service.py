@@ -26,6 +26,7 @@ from oasr_backend.triton_backend.load import load_engine, read_config
 from oasr_backend.triton_backend.log import log_to_stderr
 from oasr_backend.triton_backend.periodic import Periodic
 from oasr_backend.triton_backend.publisher import MetricsPublisher
+from oasr_backend.triton_backend.startup import LoadTimes, settle_memory
 from oasr_backend.types import AudioChunk, ChunkResult
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,13 @@ class StreamingService:
 
     def __init__(self, args: Mapping[str, str]) -> None:
         """`args` are those of Triton's `initialize`. Raises ConfigError; the load then fails."""
+        times = LoadTimes()
+        times.end("import")
+        # What the imports made stays; the collector need not walk it with what the load leaves.
+        gc.freeze()
         config = read_config(args)
         log_to_stderr(config.server.log_level)
-        self._engine = load_engine(args, config)
+        self._engine = load_engine(args, config, on_stage=times.end)
         self._defaults = self._engine.parts.admission.defaults
         self._backlog = Backlog(self._engine)
         self._steps_here = self._engine.store.device.type != "cpu"
@@ -78,6 +83,8 @@ class StreamingService:
             (self._publisher.publish_some,), interval_s=_PUBLISHING_INTERVAL_S
         )
         _quiet_garbage_collection()
+        times.end("settle")
+        logger.info("event=load_times %s", times)
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
             config.model.resolve_checkpoint(Path(args["model_repository"])),
@@ -158,9 +165,10 @@ class StreamingService:
 
 def _quiet_garbage_collection() -> None:
     """Keeps the collector off what lives as long as the model: walking it stalls every stream."""
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     gc.set_threshold(10_000, 20, 20)
+    # The shell of a model may have turned it off for its imports.
+    gc.enable()
 
 
 def _is_refused(pending: Pending) -> bool:
