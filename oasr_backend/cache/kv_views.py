@@ -71,7 +71,7 @@ class StepIndex:
     """
 
     read_BH: IntArray
-    write_N: IntArray
+    write_BT: IntArray
     valid_BK: BoolArray
     history_B: IntArray
 
@@ -91,7 +91,7 @@ class StepIndex:
         num_new_B1 = chunk_frames if num_new_B is None else num_new_B.numpy()[:, None]
         return cls(
             read_BH=np.ascontiguousarray(frame_BK[:, :history_frames]),
-            write_N=frame_BK[:, history_frames:].ravel(),
+            write_BT=frame_BK[:, history_frames:],
             valid_BK=(column_K >= -history_B1) & (column_K < num_new_B1),
             history_B=history_B1[:, 0],
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -91,8 +90,11 @@ def _compiled(
         else:
             _log(kind, "kept file", began)
             return compiled
-    with files.made(name, partial(_write, encoder, kind, shape)) as path:
+    with files.staging() as folder:
+        path = folder / name
+        _write(encoder, kind, shape, path)
         compiled = _tried(encoder, path, kind, shape)
+        files.keep(path)
     _log(kind, "exported", began)
     return compiled
 

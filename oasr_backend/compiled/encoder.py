@@ -1,14 +1,15 @@
 """A streaming encoder whose step is one run of a compiled graph.
 
 Shapes: B rows, W feature frames of a window, F features a frame, H history frames, T new frames,
-K = H + T, D model, L layers, N = B * T new frames of all rows, P frames of the pool, E values of a
-frame's K or V.
+K = H + T, D model, L layers, X = 2 * L, P frames of the pool, E values of a frame's K or V.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,9 @@ from oasr_backend.compiled.session import Array, GraphRuns, Lasting
 from oasr_backend.errors import StreamStateError
 from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
 
+#: Rows of one run. More gain next to nothing, and the memory of a run grows with them.
+_MOST_ROWS = 8
+
 
 class SessionEncoder(StreamingEncoder):
     """Serves `spec` by an ONNX Runtime session, in float32 on the host.
@@ -55,49 +59,60 @@ class SessionEncoder(StreamingEncoder):
 
     def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
         """(B, W, F) to (B, T, D); K/V are written to the pool and states are scattered."""
-        encoded_BTD = torch.empty(
-            (features_BWF.shape[0], self._shape.chunk_frames, self._spec.model_dim)
-        )
-        states = {spec.name: caches.states[spec.name].gather() for spec in self._spec.state_specs}
-        following = {name: torch.empty_like(rows) for name, rows in states.items()}
-        inputs = {
-            FEATURES: features_BWF.contiguous().numpy(),
-            NUM_NEW: caches.num_new_B.numpy(),
-            **{state_name(name): rows.numpy() for name, rows in states.items()},
-        }
-        outputs = {
-            ENCODED: encoded_BTD.numpy(),
-            **{next_state_name(name): rows.numpy() for name, rows in following.items()},
-        }
-        if self._spec.attention is None:
-            inputs[FIRST_POSITION] = caches.first_key_position_B.numpy()
-            self._runs.run(inputs, outputs)
-        else:
-            self._run_with_history(caches, inputs, outputs)
-        for name, rows in following.items():
-            caches.states[name].scatter(rows)
+        num_rows = features_BWF.shape[0]
+        encoded_BTD = torch.empty((num_rows, self._shape.chunk_frames, self._spec.model_dim))
+        step = self._step_of(features_BWF, caches)
+        following = [
+            self._run(step, slice(first, first + _MOST_ROWS), encoded_BTD.numpy())
+            for first in range(0, num_rows, _MOST_ROWS)
+        ]
+        for spec in self._spec.state_specs:
+            parts = [torch.from_numpy(part[spec.name]) for part in following]
+            rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=spec.slot_axis)
+            caches.states[spec.name].scatter(rows)
         return encoded_BTD
 
-    def _run_with_history(
-        self, caches: EncoderCaches, inputs: dict[str, Array], outputs: dict[str, Array]
-    ) -> None:
+    def _step_of(self, features_BWF: Tensor, caches: EncoderCaches) -> _Step:
+        states = {name: state.gather().numpy() for name, state in caches.states.items()}
+        inputs: dict[str, Array] = {
+            FEATURES: features_BWF.contiguous().numpy(),
+            NUM_NEW: caches.num_new_B.numpy(),
+            FIRST_POSITION: caches.first_key_position_B.numpy(),
+        }
+        if self._spec.attention is None:
+            return _Step(inputs, states, None, None)
         kv = caches.kv
         if not isinstance(kv, StepCaches):
             raise StreamStateError(
                 f"a compiled encoder reads the whole pool, which {type(kv).__name__} does not "
                 "give; take a step's caches from KvStore.views"
             )
-        index, pool = kv.step_index(), self._pool_of(kv.pool)
+        index = kv.step_index()
         # Counted from the first column, which a young row's history does not reach back to.
-        young_B = index.history_B - index.read_BH.shape[1]
-        inputs[FIRST_POSITION] = caches.first_key_position_B.numpy() + young_B
+        inputs[FIRST_POSITION] = inputs[FIRST_POSITION] + index.history_B - index.read_BH.shape[1]
         inputs[READ_INDEX], inputs[VALID] = index.read_BH, index.valid_BK
-        new_XNE = self._scratch.take((len(self._new_names), index.write_N.size, pool.frame_size))
-        new_shape = (young_B.size, self._shape.chunk_frames, *pool.frame_shape)
-        for name, new_NE in zip(self._new_names, new_XNE, strict=True):
-            outputs[name] = new_NE.reshape(new_shape)
+        return _Step(inputs, states, index.write_BT, self._pool_of(kv.pool))
+
+    def _run(self, step: _Step, rows: slice, encoded_BTD: Array) -> dict[str, Array]:
+        """Runs some of the step's rows; returns their next states by name."""
+        inputs = {name: array[rows] for name, array in step.inputs.items()}
+        outputs = {ENCODED: encoded_BTD[rows]}
+        following = {}
+        for spec in self._spec.state_specs:
+            before = step.states[spec.name][(slice(None),) * spec.slot_axis + (rows,)]
+            inputs[state_name(spec.name)] = np.ascontiguousarray(before)
+            following[spec.name] = np.empty(before.shape, before.dtype)
+            outputs[next_state_name(spec.name)] = following[spec.name]
+        if step.pool is None or step.write_BT is None:
+            self._runs.run(inputs, outputs)
+            return following
+        write_BT, pool = step.write_BT[rows], step.pool
+        new_XBTE = self._scratch.take((len(self._new_names), *write_BT.shape, pool.frame_size))
+        for name, new_BTE in zip(self._new_names, new_XBTE, strict=True):
+            outputs[name] = new_BTE.reshape(*write_BT.shape, *pool.frame_shape)
         self._runs.run(inputs, outputs, lasting=pool.inputs)
-        pool.frames_XPE[:, index.write_N] = new_XNE
+        pool.frames_XPE[:, write_BT] = new_XBTE
+        return following
 
     def _pool_of(self, pool: BlockPool) -> _PoolArrays:
         """The arrays of the pool that is served, made at its first step."""
@@ -119,14 +134,24 @@ class _PoolArrays:
         self.inputs = Lasting(dict(zip(names, layers, strict=True)))
 
 
+@dataclass(frozen=True)
+class _Step:
+    """Arrays of all rows of a step: rows first, but for the states, which have their own axis."""
+
+    inputs: dict[str, Array]
+    states: dict[str, Array]
+    write_BT: Array | None
+    pool: _PoolArrays | None
+
+
 class _Scratch(threading.local):
     """Memory for outputs that are copied on at once; each thread has its own."""
 
     def __init__(self) -> None:
         self._block = np.empty(0, dtype=np.float32)
 
-    def take(self, shape: tuple[int, int, int]) -> Array:
-        size = shape[0] * shape[1] * shape[2]
+    def take(self, shape: tuple[int, ...]) -> Array:
+        size = math.prod(shape)
         if self._block.size < size:
             self._block = np.empty(size, dtype=np.float32)
         return self._block[:size].reshape(shape)

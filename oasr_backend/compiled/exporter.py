@@ -108,9 +108,10 @@ def _state_input(state: StreamStateSpec) -> TensorName:
     )
 
 
-def graph_outputs(spec: EncoderSpec) -> list[str]:
-    states = [next_state_name(state.name) for state in spec.state_specs]
-    return [ENCODED, *new_kv_names(spec.attention), *states]
+def graph_outputs(spec: EncoderSpec) -> dict[str, int]:
+    """The axis of the rows of every output, in the order of the graph."""
+    states = {next_state_name(state.name): state.slot_axis for state in spec.state_specs}
+    return dict.fromkeys((ENCODED, *new_kv_names(spec.attention)), 0) | states
 
 
 class _DenseStep(nn.Module):
@@ -154,14 +155,17 @@ def write_graph(encoder: StreamingEncoder, shape: StepShape, path: Path) -> None
     for tensor, example in zip(inputs, examples, strict=True):
         if tensor.name in (VALID, NUM_NEW):
             example.fill_(1 if tensor.name == VALID else shape.chunk_frames)
+    outputs = graph_outputs(encoder.spec)
+    free = {tensor.name: dict(tensor.free) for tensor in inputs}
+    free |= {name: {axis: "B"} for name, axis in outputs.items()}
     with torch.no_grad(), _quiet_exporter():
         torch.onnx.export(
             _DenseStep(encoder, shape).eval(),
             tuple(examples),
             str(path),
             input_names=[tensor.name for tensor in inputs],
-            output_names=graph_outputs(encoder.spec),
-            dynamic_axes={tensor.name: dict(tensor.free) for tensor in inputs},
+            output_names=list(outputs),
+            dynamic_axes=free,
             opset_version=OPSET,
             dynamo=False,
         )

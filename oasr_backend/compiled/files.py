@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,25 +39,18 @@ class GraphFiles:
             (self._folder / name).unlink()
 
     @contextmanager
-    def made(self, name: str, make: Callable[[Path], None]) -> Iterator[Path]:
-        """A fresh file that `make` writes. It is kept, unless the folder cannot be written to."""
-        with tempfile.TemporaryDirectory(prefix="oasr_encoder-", dir=self._roomy()) as staging:
-            path = Path(staging, name)
-            make(path)
-            yield self._kept(path)
+    def staging(self) -> Iterator[Path]:
+        """A folder for files that are not worth keeping yet; what is left there is removed."""
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=self._roomy()) as folder:
+            yield Path(folder)
 
-    def _roomy(self) -> Path | None:
-        """The folder itself, so that a rename within it is atomic; None: any temporary folder."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            return None
-        return self._folder if os.access(self._folder, os.W_OK | os.X_OK) else None
+    def keep(self, path: Path) -> None:
+        """Moves a finished file here, under its own name, and lets the oldest go.
 
-    def _kept(self, path: Path) -> Path:
-        target = self._folder / path.name
+        Where the folder cannot be written to, the log says so.
+        """
         try:
-            os.replace(path, target)
+            os.replace(path, self._folder / path.name)
             self._prune()
         except OSError as error:
             logger.warning(
@@ -66,8 +59,14 @@ class GraphFiles:
                 self._folder,
                 error,
             )
-            return path
-        return target
+
+    def _roomy(self) -> Path | None:
+        """The folder itself, so that a rename within it is atomic; None: any temporary folder."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return self._folder if os.access(self._folder, os.W_OK | os.X_OK) else None
 
     def _prune(self) -> None:
         files = sorted(self._folder.glob("*.onnx"), key=lambda path: path.stat().st_mtime)

@@ -25,7 +25,15 @@ def open_session(path: Path) -> Any:
     # A step has one core: several steps run at once instead.
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    # Patterns of memory would be kept of every width and history that ever ran.
+    options.enable_mem_pattern = False
+    return onnxruntime.InferenceSession(
+        str(path),
+        options,
+        providers=["CPUExecutionProvider"],
+        # A split of all layers' states needs a squeeze a layer behind it.
+        disabled_optimizers=["GatherSliceToSplitFusion"],
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,13 +26,18 @@ def static(size: int) -> int:
     return int(size)
 
 
+def constant(x: Tensor) -> Tensor:
+    """`x`, which follows from weights alone, as a value of the graph and not as arithmetic."""
+    return torch.from_numpy(x.detach().cpu().numpy().copy())
+
+
 def paged_rel_attention_traced(
     qkv_BTGC: Tensor, kv: KeyValuePages, tables: AttentionTables, first_position_B: Tensor
 ) -> Tensor:
     """The bias u goes to the queries: (q + u) . (k + p) + (v - u) . p, the last from a table.
 
     That table has one row more, of -inf, for keys that are not seen, so that no layer masks
-    anything. Returns (B * T, H * C): a graph keeps its rows flat.
+    anything. Returns (B, T, H, C), which its user flattens anyway.
     """
     heads, head_dim = static(tables.num_heads), static(qkv_BTGC.shape[3])
     kv_heads = (static(qkv_BTGC.shape[2]) - heads) // 2
@@ -46,15 +51,14 @@ def paged_rel_attention_traced(
     key_BKHC = k_BKHC + tables.position_PHC[position_BK]
     scale = 1 / math.sqrt(head_dim)
     bias_PH = (tables.position_bias_PH - (tables.position_PHC * tables.bias_u_HC).sum(-1)) * scale
-    bias_XH1 = F.pad(bias_PH, (0, 0, 0, 1), value=float("-inf")).unsqueeze(2)
+    bias_XH1 = constant(F.pad(bias_PH, (0, 0, 0, 1), value=float("-inf")).unsqueeze(2))
     unseen = torch.tensor(static(bias_PH.shape[0]))
     bias_BKH1 = bias_XH1[torch.where(kv.layout.valid_BK, position_BK, unseen)]
-    query_BHTC = ((q_BTHC + tables.bias_u_HC) * scale).transpose(1, 2)
-    score_BHTK = query_BHTC @ key_BKHC.permute(0, 2, 3, 1)
+    query_BHTC = (q_BTHC + tables.bias_u_HC).transpose(1, 2)
+    score_BHTK = (query_BHTC @ key_BKHC.permute(0, 2, 3, 1)) * scale
     score_BHTK = score_BHTK + bias_BKH1.permute(0, 2, 3, 1)
-    mixed_BHTC = score_BHTK.softmax(dim=-1) @ v_BKHC.transpose(1, 2)
-    mixed_NE: Tensor = mixed_BHTC.transpose(1, 2).reshape(-1, heads * head_dim)
-    return mixed_NE
+    mixed_BHTC: Tensor = score_BHTK.softmax(dim=-1) @ v_BKHC.transpose(1, 2)
+    return mixed_BHTC.transpose(1, 2)
 
 
 def _repeat_heads(x_BKHC: Tensor, times: int) -> Tensor:

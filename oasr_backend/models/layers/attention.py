@@ -42,6 +42,6 @@ class RelPositionAttention(nn.Module):
         num_rows, num_heads = first_position_B.shape[0], self.num_heads + 2 * self.num_kv_heads
         qkv_BTGC = self.qkv(normed_ND).view(num_rows, -1, num_heads, self.head_dim)
         tables = AttentionTables(self.position_PHC, self.position_bias_PH, self.bias_u_HC)
-        mixed_BTE = paged_rel_attention(qkv_BTGC, kv, tables, first_position_B)
-        change_ND: Tensor = self.project(mixed_BTE.reshape(-1, self.project.in_features))
+        mixed = paged_rel_attention(qkv_BTGC, kv, tables, first_position_B)
+        change_ND: Tensor = self.project(mixed.reshape(-1, self.project.in_features))
         return change_ND
