@@ -9,13 +9,36 @@ import pytest
 import regex
 from oasr_client import scripts as client_scripts
 
-from oasr_backend.text.scripts import UNSPACED, is_leading, is_trailing, is_unspaced, is_word_border
+from oasr_backend.text.scripts import (
+    CJK,
+    CJK_LEADING,
+    CJK_TRAILING,
+    COMBINING,
+    UNSPACED,
+    is_leading,
+    is_trailing,
+    is_unspaced,
+    is_word_border,
+)
 
 
 def test_server_and_client_know_the_same_scripts() -> None:
     server, client = regex.compile(f"[{UNSPACED}]"), regex.compile(f"[{client_scripts.UNSPACED}]")
     every = "".join(map(chr, range(sys.maxunicode + 1)))
     assert server.findall(every) == client.findall(every)
+
+
+def test_the_marks_are_those_of_the_whole_basic_plane() -> None:
+    marks = regex.findall(r"[\p{Mn}\p{Mc}\p{Me}]", _BASIC_PLANE)
+    by_python = [c for c in _BASIC_PLANE if unicodedata.category(c) in ("Mn", "Mc", "Me")]
+    assert list(COMBINING) == by_python
+    assert len(set(marks) & set(COMBINING)) > 1000, "the two know nearly the same Unicode"
+    in_cjk = regex.findall(f"[{CJK}]", _BASIC_PLANE)
+    leading = [c for c in in_cjk if unicodedata.category(c) in ("Ps", "Pi")]
+    assert list(CJK_LEADING) == leading
+    closing = {"Mn", "Mc", "Me", "Pc", "Pd", "Pe", "Pf", "Po"}
+    trailing = [c for c in in_cjk if unicodedata.category(c) in closing]
+    assert list(CJK_TRAILING) == [*trailing, "\uff9e", "\uff9f"]
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,17 @@ _LEADING = frozenset(
 _LEADING_CATEGORIES = frozenset({"Ps", "Pi"})
 
 
+# Without the letters of Han, Yi and Hangul and what is no character: this runs at every start.
+_WITH_MARKS = [
+    (chr(code), unicodedata.category(chr(code)))
+    for codes in (range(0x3400), range(0xA490, 0xAC00), range(0xF900, 0x10000))
+    for code in codes
+]
+
+
 def _members(script: str, categories: Collection[str]) -> str:
-    return "".join(
-        character
-        for character in map(chr, range(0x10000))
-        if unicodedata.category(character) in categories and re.match(f"[{script}]", character)
-    )
+    found = [character for character, category in _WITH_MARKS if category in categories]
+    return "".join(re.findall(f"[{script}]", "".join(found)))
 
 
 #: What combines with the character before it, in any script, as the inside of a character class.
