@@ -83,7 +83,9 @@ def _write_fp32(loaded: Checkpoint, exported: ExportedModel) -> None:
     num_history = exported.chunk_size * exported.num_left_chunks
     spec = loaded.model.spec
     num_mel_bins = cast(ConformerEncoder, loaded.model.encoder).config.num_mel_bins
-    window_frames = (exported.chunk_size - 1) * spec.subsampling_rate + spec.right_context_frames + 1
+    window_frames = (
+        (exported.chunk_size - 1) * spec.subsampling_rate + spec.right_context_frames + 1
+    )
     dense = DenseModel(loaded.model, num_history=num_history, num_mel_bins=num_mel_bins).eval()
     arguments = (
         torch.zeros(1, window_frames, num_mel_bins),
