@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PARTS = ("throughput", "paced", "start")
-_QUICK_STREAMS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """`quick` measures little, to show that the program runs.
+    """`is_quick`: little is measured, to show that the program runs.
 
+    turn_s    how long one recogniser works in process before the next has its turn
     post_s    seconds of audio in one message of a paced stream
-    speak_s   how long a turn of paced streams lasts
+    speak_s   how long each paced stream of a turn speaks
     """
 
     parts: tuple[str, ...] = PARTS
@@ -28,3 +28,18 @@ class Choices:
     @property
     def num_rounds(self) -> int:
         return 1 if self.is_quick else self.rounds
+
+    @property
+    def num_paced_rounds(self) -> int:
+        """A turn of these is long, and holds many windows."""
+        return max(1, self.num_rounds // 3)
+
+    def quick(self) -> Choices:
+        return replace(
+            self,
+            streams=self.streams[:2],
+            paced_streams=(2,),
+            is_quick=True,
+            turn_s=0.1,
+            speak_s=2.56,
+        )

@@ -9,8 +9,9 @@ sherpa-onnx keeps as dense tensors in the layout of WeNet's own export:
 Beside WeNet's own export this graph does less: the query, key and value products are one, positions
 are looked up and not projected in each chunk, and no past frame passes a gate twice.
 
-Shapes: W feature frames of a window, F mel bins, T frames of a chunk, R frames of history, S = R + T
-keys, D model, H heads, C head dimension, K kernel, V vocabulary; X and Y are widths of a product.
+Shapes: W feature frames of a window, F mel bins, T frames of a chunk, R frames of history,
+S = R + T keys, D model, H heads, C head dimension, E = 2 * C, K kernel, V vocabulary; X and Y are
+widths of a product, G is the query, key and value heads together.
 """
 
 from __future__ import annotations

@@ -40,6 +40,10 @@ class ExportedModel:
     chunk_size: int
     num_left_chunks: int
 
+    def models(self) -> dict[str, Path]:
+        """By the names that tables and results give them."""
+        return {"sherpa-onnx fp32": self.fp32, "sherpa-onnx int8": self.int8}
+
 
 def export_checkpoint(
     checkpoint: Path, folder: Path, *, chunk_size: int = 16, num_left_chunks: int = 4

@@ -1,4 +1,4 @@
-"""The peer's packages, imported only where they are used: nothing else in the project needs them."""
+"""The peer's packages, imported where they are used: nothing else in the project needs them."""
 
 from __future__ import annotations
 

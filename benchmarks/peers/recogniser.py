@@ -1,8 +1,8 @@
 """sherpa-onnx in process, behind the call that the engine has: chunks in, texts out.
 
-The settings are those that suit it and the checkpoint best: no endpoints, greedy search, no dither,
-and mel bins up to the Nyquist frequency, as WeNet's features have them (its own default stops 400 Hz
-below). The library itself turns samples in [-1, 1] into WeNet's 16-bit scale for such a model.
+The settings are those that suit it and the checkpoint best: no endpoints, greedy search, no
+dither, and mel bins up to the Nyquist frequency, as WeNet's features have them (its own default
+stops 400 Hz below). The library turns samples in [-1, 1] into WeNet's 16-bit scale by itself.
 `snip_edges` makes its frames start where WeNet's do; its server cannot be told so.
 """
 
@@ -20,8 +20,8 @@ from benchmarks.peers.packages import require
 from benchmarks.workload import SAMPLE_RATE
 from oasr_backend.types import AudioChunk
 
-#: Silence behind the last sample, its server's default: an utterance then costs as many windows as it
-#: costs the engine, which pads with one window of silence.
+#: Silence behind the last sample, its server's default: an utterance then costs as many windows as
+#: it costs the engine, which pads with one window of silence.
 TAIL_S = 0.8
 
 

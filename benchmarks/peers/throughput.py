@@ -21,7 +21,7 @@ from benchmarks.peers.workers import Crew, Plan, Turn
 from benchmarks.report import Figure
 
 PROCESSES, THREADS = "a process a core", "one process"
-OURS, FP32, INT8 = "ours", "sherpa-onnx fp32", "sherpa-onnx int8"
+OURS = "ours"
 #: Threads of the last turn may spin for a moment before they sleep.
 _REST_S = 0.03
 
@@ -65,7 +65,7 @@ def _crews(exported: ExportedModel, choices: Choices) -> Iterator[Mapping[tuple[
     arrangements = {PROCESSES: [(core,) for core in cores]}
     if len(cores) > 1:
         arrangements[THREADS] = [cores]
-    models = {OURS: None, FP32: exported.fp32, INT8: exported.int8}
+    models = {OURS: None, **exported.models()}
     with contextlib.ExitStack() as stack:
         crews = {}
         for name, model in models.items():
@@ -100,19 +100,36 @@ def _add_figures(
     outcome: Outcome, rates: Mapping[tuple[str, str], Rates], num_streams: int
 ) -> None:
     where = f"{num_streams} stream" + ("s" if num_streams > 1 else "")
-    best: dict[str, Rates] = {}
-    for name in (OURS, FP32, INT8):
+    ours = Rates()
+    for name in dict.fromkeys(name for name, _ in rates):
         ways = {way: one for (whose, way), one in rates.items() if whose == name}
-        way = max(ways, key=lambda way: statistics.median(ways[way].wall))
-        best[name] = ways[way]
-        outcome.arrangements[f"{where}: {name}"] = way
-        outcome.figures.append(Figure(f"{where}: {name}", "audio s/s", best[name].wall))
-        outcome.figures.append(Figure(f"{where}: {name}, CPU", "audio s/CPU s", best[name].cpu))
-        for other, one in ways.items():
-            if other != way:
-                outcome.figures.append(Figure(f"{where}: {name}, {other}", "audio s/s", one.wall))
-    for name in (FP32, INT8):
-        for kind, unit in (("wall", ""), ("cpu", ", CPU")):
-            pairs = zip(getattr(best[OURS], kind), getattr(best[name], kind), strict=True)
-            ratios = [ours / theirs for ours, theirs in pairs]
-            outcome.figures.append(Figure(f"{where}: ours / {name}{unit}", "x", ratios))
+        best = max(ways, key=lambda way: statistics.median(ways[way].wall))
+        outcome.arrangements[f"{where}: {name}"] = best
+        outcome.figures.extend(_own_figures(f"{where}: {name}", ways, best))
+        if name == OURS:
+            ours = ways[best]
+        else:
+            outcome.figures.extend(_ratio_figures(f"{where}: {name}", ours, ways[best]))
+
+
+def _own_figures(name: str, ways: Mapping[str, Rates], best: str) -> list[Figure]:
+    others = [
+        Figure(f"{name}, {way}", "audio s/s", one.wall) for way, one in ways.items() if way != best
+    ]
+    return [
+        Figure(name, "audio s/s", ways[best].wall),
+        Figure(f"{name}, CPU", "audio s/CPU s", ways[best].cpu),
+        *others,
+    ]
+
+
+def _ratio_figures(name: str, ours: Rates, theirs: Rates) -> list[Figure]:
+    """A ratio for each round, whose turns lie close together."""
+
+    def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+        return [one / other for one, other in zip(ours, theirs, strict=True)]
+
+    return [
+        Figure(f"{name}, ours / this", "x", ratios(ours.wall, theirs.wall)),
+        Figure(f"{name}, ours / this, CPU", "x", ratios(ours.cpu, theirs.cpu)),
+    ]

@@ -1,7 +1,7 @@
 """Long-lived worker processes, each with one recogniser on its own cores; told to work by turns.
 
-A worker that has no turn sits in a read of its pipe and uses no processor time. Ours and sherpa-onnx
-play the same utterances, in the same closed loop, with the same number of streams in a process.
+A worker that has no turn sits in a read of its pipe and uses no processor time. Ours and
+sherpa-onnx play the same utterances, in the same closed loop.
 """
 
 from __future__ import annotations
