@@ -75,14 +75,17 @@ async def call_ours(
 async def call_peer(session: Any, url: str, speech: Speech, *, start_s: float) -> Heard:
     """Posts without waiting. The server sends a message for each window that it has decoded.
 
-    Raises CallError when it sends fewer than there are windows.
+    Raises CallError when it sends fewer than there are windows, or ends the call too early.
     """
     heard = Heard()
     async with session.ws_connect(url, max_msg_size=0) as socket:
         speaking = asyncio.create_task(_speak(socket, speech, start_s))
-        async with asyncio.timeout(speech.duration_s + _DEADLINE_S):
-            await _listen(socket, speech, heard, start_s)
-        await speaking
+        try:
+            listening = _listen(socket, speech, heard, start_s)
+            await asyncio.wait_for(listening, speech.duration_s + _DEADLINE_S)
+            await speaking
+        finally:
+            speaking.cancel()
     if len(heard.window_s) < len(speech.window_posts):
         raise CallError(
             f"{url} answered {len(heard.window_s)} of {len(speech.window_posts)} windows"
