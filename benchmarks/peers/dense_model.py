@@ -100,7 +100,7 @@ class DenseAttention(nn.Module):
         self.bias_u_H1C = nn.Parameter(served.bias_u_HC.detach().unsqueeze(1) * scale)
         self.bias_v_H1C = nn.Parameter(served.bias_v_HC.detach().unsqueeze(1) * scale)
         position_HPC = served.position_PHC[:NUM_POSITIONS].transpose(0, 1)
-        # Before the stream lie frames that are masked, and looked up all the same way.
+        # Frames before the stream are masked, but they are looked up too.
         padded_HPC = F.pad(position_HPC, (0, 0, num_history, 0)).contiguous()
         self.register_buffer("position_HPC", padded_HPC)
 
