@@ -141,15 +141,17 @@ def _add_metadata(path: Path, metadata: dict[str, Any]) -> None:
 
 def _write_int8(exported: ExportedModel) -> None:
     quantization = require("onnxruntime.quantization")
-    # It advises to clean the graph first, which changes nothing here.
-    logging.getLogger().disabled = True
-    quantization.quantize_dynamic(
-        model_input=str(exported.fp32),
-        model_output=str(exported.int8),
-        op_types_to_quantize=["MatMul"],
-        weight_type=quantization.QuantType.QInt8,
-    )
-    logging.getLogger().disabled = False
+    # It advises to prepare the graph first, which only static quantisation needs.
+    logging.disable(logging.WARNING)
+    try:
+        quantization.quantize_dynamic(
+            model_input=str(exported.fp32),
+            model_output=str(exported.int8),
+            op_types_to_quantize=["MatMul"],
+            weight_type=quantization.QuantType.QInt8,
+        )
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _write_tokens(loaded: Checkpoint, path: Path) -> None:

@@ -10,8 +10,8 @@ covers it: for ours the answer to that request, for the peer its k-th message, a
 each window. A caller or a server that lags is charged for it. "Final" is the time from the end of
 speech to the final text, with the windows of silence that each server adds.
 
-Processor time is that of all processes of a server. The callers share its cores, as one process
-with one thread; what they use is not counted, and is more for gRPC than for a websocket.
+Processor time is that of all processes of a server. The callers share its cores, as one process;
+what they use stands apart, and is more for gRPC than for a websocket.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import jiwer
 import numpy as np
 
 from benchmarks.load import wire
 from benchmarks.peers import processes
-from benchmarks.peers.callers import Heard, Speech, call_ours, call_peer
+from benchmarks.peers.callers import CallError, Heard, Speech, call_ours, call_peer
 from benchmarks.peers.choices import Choices
 from benchmarks.peers.export import ExportedModel
 from benchmarks.peers.packages import require
@@ -52,15 +53,29 @@ class Turns:
     final_p50_ms: list[float] = field(default_factory=list)
     final_p95_ms: list[float] = field(default_factory=list)
     cpu_share: list[float] = field(default_factory=list)
+    caller_share: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
 
-    def add(self, heard: Sequence[Heard], cpu_s: float, audio_s: float) -> None:
+    def add(
+        self, heard: Sequence[Heard], *, server_s: float, callers_s: float, audio_s: float
+    ) -> None:
+        """`server_s` and `callers_s` are processor time, spent on `audio_s` of speech.
+
+        Raises CallError for a caller who was told nothing.
+        """
+        if not all(one.text for one in heard):
+            raise CallError(
+                "a caller spoke for seconds and got an empty text; see the server's log"
+            )
+        self.texts += [one.text for one in heard]
         windows_s = np.concatenate([one.window_s for one in heard])
         finals_s = np.array([one.final_s for one in heard])
         self.p50_ms.append(float(np.percentile(windows_s, 50)) * 1e3)
         self.p95_ms.append(float(np.percentile(windows_s, 95)) * 1e3)
         self.final_p50_ms.append(float(np.percentile(finals_s, 50)) * 1e3)
         self.final_p95_ms.append(float(np.percentile(finals_s, 95)) * 1e3)
-        self.cpu_share.append(cpu_s / audio_s * 1e3)
+        self.cpu_share.append(server_s / audio_s * 1e3)
+        self.caller_share.append(callers_s / audio_s * 1e3)
 
 
 def measure(
@@ -77,14 +92,18 @@ def measure(
         order = list(servers)
         for number in range(choices.num_paced_rounds):
             for running in order:
-                cpu_s = processes.cpu_s(running.pid)
+                before_s, callers_s = processes.cpu_s(running.pid), time.process_time()
                 heard = asyncio.run(_turn(running, speeches, num_streams, seed=number))
-                cpu_s = processes.cpu_s(running.pid) - cpu_s
-                audio_s = num_streams * speeches[0].duration_s
-                turns[running.server.name].add(heard, cpu_s, audio_s)
+                turns[running.server.name].add(
+                    heard,
+                    server_s=processes.cpu_s(running.pid) - before_s,
+                    callers_s=time.process_time() - callers_s,
+                    audio_s=num_streams * speeches[0].duration_s,
+                )
             order = order[1:] + order[:1]
         for name, one in turns.items():
             figures += _figures(f"paced, {num_streams} streams: {name}", one)
+        figures += _unlike(turns, num_streams)
     return figures
 
 
@@ -180,4 +199,18 @@ def _figures(name: str, turns: Turns) -> list[Figure]:
         Figure(f"{name}, final p50", "ms", turns.final_p50_ms),
         Figure(f"{name}, final p95", "ms", turns.final_p95_ms),
         Figure(f"{name}, CPU", "CPU ms/audio s", turns.cpu_share),
+        Figure(f"{name}, callers' CPU", "CPU ms/audio s", turns.caller_share),
+    ]
+
+
+def _unlike(turns: Mapping[str, Turns], num_streams: int) -> list[Figure]:
+    """Word error rates of the peer's final texts against ours, which are the first."""
+    (_, ours), *others = turns.items()
+    return [
+        Figure(
+            f"paced, {num_streams} streams: {name}, words unlike ours",
+            "%",
+            [float(jiwer.wer(ours.texts, one.texts)) * 100],
+        )
+        for name, one in others
     ]
