@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.dense_conformer import DenseConformer, DenseState
-from benchmarks.engine import demo_engine, measure_rate, measuring_time
+from benchmarks.engine import Recogniser, demo_engine, measure_rate, measuring_time
 from benchmarks.report import Figure, Report
 from benchmarks.workload import (
     CHUNK_S,
@@ -86,8 +86,8 @@ class PlainRecogniser:
             self._previous = token
 
 
-def engine_text(engine: Engine, chunks: Utterance) -> str:
-    """The final text that the served engine gives for one utterance."""
+def engine_text(engine: Recogniser, chunks: Utterance) -> str:
+    """The final text that a recogniser gives for one utterance."""
     text = ""
     for index, samples_S in enumerate(chunks):
         chunk = AudioChunk(

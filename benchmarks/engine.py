@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,6 +34,28 @@ _MEASURE_S = 4.0
 WARM_UP_ROUNDS = CHUNKS_PER_UTTERANCE + 2
 
 
+class Answer(Protocol):
+    """What comes back for one chunk."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def error(self) -> Exception | None: ...
+
+
+class Recogniser(Protocol):
+    """The engine, or another recogniser behind the same call."""
+
+    def process(self, chunks: Sequence[AudioChunk]) -> Sequence[Answer]:
+        """The answers in the order of the chunks, one chunk of a stream at most."""
+        ...
+
+    def close(self) -> None:
+        """Frees all streams."""
+        ...
+
+
 @dataclass
 class _Slot:
     """One place for a live stream: the utterance that plays, and its position."""
@@ -47,7 +70,7 @@ class ClosedLoop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Recogniser,
         audio: Sequence[Utterance],
         num_streams: int,
         *,

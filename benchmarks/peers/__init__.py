@@ -1,0 +1,1 @@
+"""The comparison with sherpa-onnx on one machine: `python -m benchmarks.peers`."""
