@@ -35,7 +35,7 @@ def prepare_repository(
     if not instances:
         return repository
     entries = dict(_entries(repository, instances))
-    target = (root or cache_root()) / "repositories" / _digest(entries)
+    target = _place_of(entries, root)
     try:
         if not _is_complete(target, entries):
             _build(target, entries)
@@ -46,6 +46,19 @@ def prepare_repository(
             f"instance_group in {CONFIG_NAME}"
         ) from error
     return target
+
+
+def with_own_paths(text: str, repository: Path, instances: Mapping[str, int]) -> str:
+    """What a server says, with the files of the user's repository instead of those it was given."""
+    repository = repository.resolve()
+    if not instances or not repository.is_dir():
+        return text
+    served = _place_of(dict(_entries(repository, instances)), None)
+    return text.replace(str(served), str(repository))
+
+
+def _place_of(entries: Mapping[str, str | Path], root: Path | None) -> Path:
+    return (root or cache_root()) / "repositories" / _digest(entries)
 
 
 def _entries(repository: Path, instances: Mapping[str, int]) -> Iterator[tuple[str, str | Path]]:
