@@ -23,13 +23,13 @@ from oasr_backend.serve.command import (
 )
 from oasr_backend.serve.cores import parse_instance_cores
 from oasr_backend.serve.embedded import TritonInstall, find_triton
+from oasr_backend.serve.instances import choose_instances
 from oasr_backend.serve.overrides import CHECKPOINT_KEY, collect_overrides, known_keys
 from oasr_backend.serve.process import TritonServer
 from oasr_backend.serve.repository import (
     default_model_repository,
-    model_directories,
     model_names,
-    read_model_config,
+    read_models,
 )
 from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
 from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
@@ -71,6 +71,14 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
             "--set",
             metavar="[MODEL:]KEY=VALUE",
             help="Override one parameter, of all models that know it or of one; repeatable.",
+        ),
+    ] = None,
+    instances: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL:]N",
+            help="Instances of all our models or of one; repeatable. Default: as config.pbtxt "
+            "says; on a CPU, where it says 1, one for every 8 cores.",
         ),
     ] = None,
     instance_cores: Annotated[
@@ -138,6 +146,7 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
             extra_flags=tuple(extra_flags or ()),
             instance_cores=None if instance_cores is None else parse_instance_cores(instance_cores),
         )
+        settings = replace(settings, instances=choose_instances(instances or (), settings))
         install = find_triton()
         skipped = _known_checks(skip_check or ())
         _exit_on_problems(find_problems(install, settings), skipped)
@@ -151,8 +160,10 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         elif print_command:
             typer.echo(_command_line(install, settings))
         elif exec_:
+            _tell_instances(settings)
             _become_server(install, settings)
         else:
+            _tell_instances(settings)
             ready_timeout_s = math.inf if wait_ready is None else wait_ready
             server = TritonServer(settings, install=install, inherit_output=True)
             raise typer.Exit(_run_server(server, ready_timeout_s, hang_limit))
@@ -163,7 +174,7 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
 
 def _tell_shared_checkpoint(settings: ServerSettings) -> None:
     """One checkpoint for several models is rarely what is meant."""
-    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    configs = read_models(settings.model_repository)
     names = [config.name for config in configs if CHECKPOINT_KEY in known_keys(config)]
     if len(names) > 1 and CHECKPOINT_KEY in settings.overrides:
         _stderr.print(
@@ -172,6 +183,18 @@ def _tell_shared_checkpoint(settings: ServerSettings) -> None:
                 "--checkpoint MODEL:DIR gives each its own"
             )
         )
+
+
+def _tell_instances(settings: ServerSettings) -> None:
+    """A number that config.pbtxt does not show."""
+    for config in read_models(settings.model_repository):
+        if config.name in settings.instances:
+            _stderr.print(
+                escape(
+                    f"note: {config.name} has {settings.instances[config.name]} instances, where "
+                    f"its config.pbtxt says {config.instance_count}; --instances sets the number"
+                )
+            )
 
 
 def _known_checks(names: Iterable[str]) -> set[str]:

@@ -29,7 +29,7 @@ from oasr_backend.serve.embedded import (
 )
 from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of, unknown_names
 from oasr_backend.serve.ports import bind_error
-from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
+from oasr_backend.serve.repository import ModelConfig, model_directories, read_models
 from oasr_backend.serve.shm import SHM_DIRECTORY
 from oasr_backend.serve.stack import (
     STACK_BYTES,
@@ -89,7 +89,7 @@ def find_problems(install: TritonInstall, settings: ServerSettings) -> list[Prob
     problems += check_stack()
     problems += check_ports(settings.host, settings.ports)
     problems += check_model_repository(settings.model_repository)
-    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    configs = read_models(settings.model_repository, settings.instances)
     # The embedded server knows of no GPU, and counts its instances once.
     num_gpus = count_gpus() if install.wheel_root is None else 0
     num_instances = sum(config.num_instances(num_gpus) for config in configs)
@@ -191,7 +191,10 @@ def check_instance_cores(settings: ServerSettings, num_instances: int) -> list[P
         message = (
             f"--instance-cores names too few cores for {num_instances} instances: {len(cores)}"
         )
-        remedy = f"name {num_instances}, or lower count of instance_group in config.pbtxt"
+        remedy = (
+            f"name {num_instances}, or have fewer by --instances or by count of instance_group in "
+            "config.pbtxt"
+        )
         problems.append(Problem("cores", message, remedy))
     return problems
 

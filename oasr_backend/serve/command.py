@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from oasr_backend.serve.cores import elsewhere, host_policies
+from oasr_backend.serve.derived import prepare_repository
 from oasr_backend.serve.embedded import TritonInstall, prepare_backend_directory
+from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of
+from oasr_backend.serve.repository import read_models
 from oasr_backend.serve.shm import new_region_prefix
 from oasr_backend.serve.stack import with_deep_stacks
 from oasr_backend.triton_backend.overrides import (
@@ -36,6 +39,7 @@ class ServerSettings:
     """What one server is asked to do. `extra_flags` come last, so they win over the others.
 
     overrides: by a key that counts for all models that know it, or by MODEL:key
+    instances: how many a model has, for those that get another number than config.pbtxt says
     instance_cores: cores that nothing of the server but its instances runs on; None: any, all.
     """
 
@@ -46,6 +50,7 @@ class ServerSettings:
     host: str = "127.0.0.1"
     overrides: Mapping[str, str] = field(default_factory=dict)
     extra_flags: Sequence[str] = ()
+    instances: Mapping[str, int] = field(default_factory=dict)
     instance_cores: range | None = None
     shm_prefix: str = field(default_factory=new_region_prefix)
 
@@ -60,11 +65,12 @@ class ServerSettings:
 
 
 def build_command(install: TritonInstall, settings: ServerSettings) -> list[str]:
-    """The argument list. It prepares the backend directory, so ServerError may be raised."""
+    """The argument list. It prepares the folders that it names, so ServerError may be raised."""
+    repository = prepare_repository(settings.model_repository, settings.instances)
     cores = settings.instance_cores
     command = with_deep_stacks()
     command += [] if cores is None else elsewhere(cores)
-    command += [str(install.binary), f"--model-repository={settings.model_repository.resolve()}"]
+    command += [str(install.binary), f"--model-repository={repository}"]
     backends = prepare_backend_directory(install)
     if backends is not None:
         command.append(f"--backend-directory={backends}")
@@ -103,9 +109,21 @@ def build_environment(
     # OpenMP threads that spin while they wait take the cores from the server and from each other.
     result.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     overrides = merge_overrides(read_overrides(result), settings.overrides)
+    overrides.update(_checkpoints(settings, overrides))
     if overrides:
         result[OVERRIDES_VARIABLE] = write_overrides(overrides)
     return result
+
+
+def _checkpoints(settings: ServerSettings, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Checkpoints where the user has them, for models that Triton finds in another folder."""
+    found = {}
+    for config in read_models(settings.model_repository):
+        folder = parameters_of(config, overrides).get(CHECKPOINT_KEY)
+        if config.name in settings.instances and folder:
+            path = config.directory.resolve() / Path(folder).expanduser()
+            found[f"{config.name}:{CHECKPOINT_KEY}"] = str(path)
+    return found
 
 
 def _prepend(folders: Sequence[Path], current: str | None) -> str:

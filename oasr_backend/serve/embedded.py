@@ -14,6 +14,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,20 +150,21 @@ def _build(target: Path, contents: dict[str, bytes]) -> None:
         for name, content in contents.items():
             (staging / "python" / name).write_bytes(content)
         (staging / "python" / STUB_NAME).chmod(0o755)
-        _put_in_place(staging, target, contents)
+        put_in_place(staging, target, lambda: _is_complete(target, contents))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _put_in_place(staging: Path, target: Path, contents: dict[str, bytes]) -> None:
+def put_in_place(staging: Path, target: Path, is_complete: Callable[[], bool]) -> None:
+    """Renames a folder that is ready, unless `target` is complete. Raises ServerError."""
     for _ in range(10):
         try:
             staging.rename(target)
         except OSError:
             # Another process was faster, or a damaged folder is in the way.
-            if _is_complete(target, contents):
+            if is_complete():
                 return
             shutil.rmtree(target, ignore_errors=True)
         else:
             return
-    raise ServerError(f"cannot write the backend directory {target}; free or remove that path")
+    raise ServerError(f"cannot write the folder {target}; free or remove that path")

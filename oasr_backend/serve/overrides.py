@@ -63,7 +63,7 @@ def _parse_checkpoint(item: str, models: Sequence[str]) -> tuple[str, str]:
         if separator and models and "/" not in model and not Path(item).expanduser().exists():
             raise ConfigError(
                 f"--checkpoint {item!r}: no model is called {model!r}, and no folder {item!r} "
-                f"exists; did you mean {_joined(_nearest(model, models), folder)!r}?"
+                f"exists; did you mean {_joined(nearest(model, models), folder)!r}?"
             )
         model, folder = "", item
     # The server may run in another folder than the command.
@@ -92,15 +92,18 @@ def unknown_names(
     for name in overrides:
         model, key = split_name(name)
         if model and model not in models:
-            nearest = _nearest(model, models)
-            yield f"no model is called {model!r}", f"write {nearest}:{key} for the nearest"
+            yield (
+                f"no model is called {model!r}",
+                f"write {nearest(model, models)}:{key} for the nearest",
+            )
             continue
         known = models[model] if model else set().union(*models.values())
         if key not in known:
             owner = f"the model {model} knows no" if model else "no model knows the"
-            remedy = f"did you mean {_joined(model, _nearest(key, known))!r}?" if known else ""
+            remedy = f"did you mean {_joined(model, nearest(key, known))!r}?" if known else ""
             yield f"{owner} parameter {key!r}", remedy
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Of the known names, at least one, that which is most like this one."""
     return difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)[0]

@@ -18,6 +18,7 @@ from oasr_backend.serve.command import (
     build_command,
     build_environment,
 )
+from oasr_backend.serve.derived import with_own_paths
 from oasr_backend.serve.drain import Drain
 from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.group import kill_group
@@ -224,7 +225,7 @@ class TritonServer:
         if self.exit_status is not None:
             self._output.join()
         where = "" if self.log_path is None else f"; its log is {self.log_path}"
-        return f"tritonserver {what}{where}:\n{self._output.cause()}"
+        return f"tritonserver {what}{where}:\n{_own(self._output.cause(), self.settings)}"
 
     def _clear_up(self) -> None:
         process = self._started()
@@ -234,6 +235,10 @@ class TritonServer:
         if self._guard is not None:
             self._guard.release()
         self._output.join()
+
+
+def _own(text: str, settings: ServerSettings) -> str:
+    return with_own_paths(text, settings.model_repository, settings.instances)
 
 
 def _read(url: str, *, timeout_s: float = 2.0) -> str | None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import oasr_backend
+from oasr_backend.serve.pbtxt import instance_groups
 
 _MAX_BATCH_SIZE = re.compile(r"^\s*max_batch_size\s*:\s*(\d+)", re.MULTILINE)
-_INSTANCE_COUNT = re.compile(r"\bcount\s*:\s*(\d+)")
 _CPU_ONLY = re.compile(r"\bkind\s*:\s*KIND_CPU\b")
 _PARAMETER = re.compile(
     r'key\s*:\s*"(?P<key>[^"]+)"\s*,?\s*'
@@ -35,6 +36,8 @@ class ModelConfig:
     sequence_batching: dict[str, Any]
     # Whether its model.py, or else its checkpoint, shows that this backend serves it.
     is_ours: bool = False
+    # Of instance_group; 0: config.pbtxt leaves them to Triton.
+    num_groups: int = 1
 
     @property
     def name(self) -> str:
@@ -48,7 +51,11 @@ class ModelConfig:
     def triton_arguments(self) -> dict[str, str]:
         """The arguments of the model's `initialize` that a load depends on."""
         parameters = {key: {"string_value": text} for key, text in self.parameters.items()}
-        config = {"parameters": parameters, "sequence_batching": self.sequence_batching}
+        config = {
+            "parameters": parameters,
+            "sequence_batching": self.sequence_batching,
+            "instance_group": [{"count": self.instance_count}],
+        }
         return {
             "model_config": json.dumps(config),
             "model_name": self.name,
@@ -61,16 +68,17 @@ class ModelConfig:
 
 def read_model_config(model_directory: Path) -> ModelConfig:
     text = _COMMENT.sub("", (model_directory / "config.pbtxt").read_text(encoding="utf-8"))
-    batch, count = _MAX_BATCH_SIZE.search(text), _INSTANCE_COUNT.search(text)
+    batch, groups = _MAX_BATCH_SIZE.search(text), instance_groups(text)
     parameters = {match["key"]: match["value"] for match in _PARAMETER.finditer(text)}
     return ModelConfig(
         directory=model_directory,
         max_batch_size=int(batch[1]) if batch else 1,
-        instance_count=int(count[1]) if count else 1,
+        instance_count=sum(group.count for group in groups) if groups else 1,
         is_cpu_only=_CPU_ONLY.search(text) is not None,
         parameters=parameters,
         sequence_batching=_sequence_batching(text),
         is_ours="checkpoint_dir" in parameters or _imports_us(model_directory),
+        num_groups=len(groups),
     )
 
 
@@ -94,6 +102,17 @@ def model_directories(model_repository: Path) -> list[Path]:
     if not model_repository.is_dir():
         return []
     return sorted(path.parent for path in model_repository.glob("*/config.pbtxt"))
+
+
+def read_models(
+    model_repository: Path, instances: Mapping[str, int] | None = None
+) -> list[ModelConfig]:
+    """What the models need; `instances` are those that a server starts instead, by model."""
+    configs = [read_model_config(path) for path in model_directories(model_repository)]
+    counts = instances or {}
+    return [
+        replace(one, instance_count=counts.get(one.name, one.instance_count)) for one in configs
+    ]
 
 
 def model_names(model_repository: Path) -> list[str]:

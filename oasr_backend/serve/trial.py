@@ -13,14 +13,14 @@ from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import LOAD_TIMEOUT_S, ServerSettings, build_environment
 from oasr_backend.serve.embedded import TritonInstall
 from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of
-from oasr_backend.serve.repository import ModelConfig, model_directories, read_model_config
+from oasr_backend.serve.repository import ModelConfig, read_models
 from oasr_backend.triton_backend.overrides import merge_overrides, read_overrides
 
 
 def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
     """Takes the memory and time of a start. Models of other backends are left out."""
     environment = build_environment(install, settings)
-    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    configs = read_models(settings.model_repository, settings.instances)
     ours = [config for config in configs if config.is_ours]
     return [problem for config in ours for problem in _problems_of(config, environment)]
 
@@ -28,7 +28,7 @@ def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list
 def loaded_models(settings: ServerSettings) -> list[str]:
     """The models that `find_load_problems` loads, each with the path of its checkpoint."""
     overrides = merge_overrides(read_overrides(), settings.overrides)
-    configs = [read_model_config(path) for path in model_directories(settings.model_repository)]
+    configs = read_models(settings.model_repository, settings.instances)
     return [
         f"{config.name} with {_checkpoint_of(config, overrides)}"
         for config in configs
