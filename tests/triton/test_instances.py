@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tritonclient.grpc
 
 from benchmarks.load.prometheus import Metrics
