@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from oasr_backend.errors import ServerError
-from oasr_backend.folders import cache_root, put_in_place
+from oasr_backend.folders import cache_root
+from oasr_backend.serve.embedded import put_in_place
 from oasr_backend.serve.pbtxt import with_instances
 
 CONFIG_NAME = "config.pbtxt"

@@ -1,4 +1,4 @@
-"""A live `oasr-serve` with two instances of the shipped model, as a machine of many cores has them."""
+"""A live `oasr-serve` with two instances of the shipped model, as on a machine of many cores."""
 
 from __future__ import annotations
 
