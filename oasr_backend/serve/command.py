@@ -118,7 +118,7 @@ def build_environment(
 def _checkpoints(settings: ServerSettings, overrides: Mapping[str, str]) -> dict[str, str]:
     """Checkpoints where the user has them, for models that Triton finds in another folder."""
     found = {}
-    for config in read_models(settings.model_repository):
+    for config in read_models(settings.model_repository) if settings.instances else ():
         folder = parameters_of(config, overrides).get(CHECKPOINT_KEY)
         if config.name in settings.instances and folder:
             path = config.directory.resolve() / Path(folder).expanduser()

@@ -39,6 +39,8 @@ def _url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     flags = ("--http-port", "--grpc-port", "--metrics-port")
     command = [str(OASR_SERVE), "--model-repository", str(repository), "--host", "127.0.0.1"]
     command += [f"{flag}={port}" for flag, port in zip(flags, ports, strict=True)]
+    # Each instance has a limit of its own.
+    command += ["--instances", "1"]
     command += ["--checkpoint", f"golden:{GOLDEN}"]
     command += ["--set", "num_left_chunks=2", "--set", "max_streams=3"]
     command += ["--set", "golden:max_streams=2", "--set", "golden:chunk_size=8"]
