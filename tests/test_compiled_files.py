@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.compiled import GraphFiles, SessionEncoder, choice, compiled_encoder, files
+from oasr_backend.compiled import (
+    GraphFiles,
+    SessionEncoder,
+    choice,
+    compiled_encoder,
+    files,
+    large_tensors,
+)
 from oasr_backend.compiled.digest import graph_digest
 from oasr_backend.compiled.exporter import StepShape
 from oasr_backend.errors import ConfigError
@@ -215,19 +222,44 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing_and_stops_nothing(
     assert names(tmp_path) == ["file"]
 
 
-def test_the_files_that_were_used_last_are_kept(tmp_path: Path) -> None:
-    made = []
-    for count in range(files.MOST_FILES):
+def test_the_files_that_were_used_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for count in range(3):
         chosen(Doubling(count + 1.0), tmp_path)
         (name,) = set(names(tmp_path)).difference(made)
         made.append(name)
         os.utime(tmp_path / name, (count, count))
     chosen(Doubling(1.0), tmp_path)
+    one = (tmp_path / made[0]).stat().st_size
+    monkeypatch.setattr(files, "MOST_BYTES", 2 * one + one // 2)
     chosen(Doubling(0.5), tmp_path)
     kept = names(tmp_path)
-    assert len(kept) == files.MOST_FILES
+    assert len(kept) == 2
     assert made[0] in kept, "it was used again"
-    assert made[1] not in kept
+    monkeypatch.setattr(files, "MOST_BYTES", 1)
+    assert isinstance(chosen(Doubling(0.25), tmp_path), SessionEncoder)
+    assert len(names(tmp_path)) == 1, "the newest is kept at any size"
+
+
+def test_a_large_table_lies_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made anew with the graph when it is gone, and gone with it."""
+    plain = step_of(chosen(golden_encoder(), tmp_path / "plain"))
+    monkeypatch.setattr(large_tensors, "_LEAST_BYTES", 4096)
+    folder = tmp_path / "split"
+    assert isinstance(chosen(golden_encoder(), folder, "onnx"), SessionEncoder)
+    graph, data = names(folder)
+    assert data == f"{graph}.data"
+    assert (folder / graph).stat().st_size < (tmp_path / "plain" / graph).stat().st_size
+    for damage in (os.unlink, lambda path: os.truncate(path, 4096)):
+        damage(folder / data)
+        np.testing.assert_array_equal(step_of(chosen(golden_encoder(), folder, "onnx")), plain)
+        assert names(folder) == [graph, data]
+    GraphFiles(folder).forget(graph)
+    assert not names(folder)
 
 
 def test_a_name_follows_from_all_that_a_graph_follows_from() -> None:

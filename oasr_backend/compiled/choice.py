@@ -11,6 +11,7 @@ from oasr_backend.compiled.digest import graph_digest
 from oasr_backend.compiled.encoder import SessionEncoder
 from oasr_backend.compiled.exporter import StepShape, write_graph
 from oasr_backend.compiled.files import GraphFiles
+from oasr_backend.compiled.large_tensors import split_large_tensors
 from oasr_backend.compiled.quantised import write_quantised
 from oasr_backend.compiled.session import open_session
 from oasr_backend.compiled.trial import relative_error
@@ -109,6 +110,7 @@ def _write(encoder: StreamingEncoder, kind: str, shape: StepShape, path: Path) -
     write = write_graph if kind == ONNX else write_quantised
     try:
         write(encoder, shape, path)
+        split_large_tensors(path)
     except Exception as error:
         logger.debug("event=encoder_not_exported", exc_info=error)
         raise _NotCompiledError(
