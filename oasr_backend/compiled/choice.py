@@ -14,7 +14,7 @@ from oasr_backend.compiled.files import GraphFiles
 from oasr_backend.compiled.large_tensors import split_large_tensors
 from oasr_backend.compiled.quantised import write_quantised
 from oasr_backend.compiled.session import open_session
-from oasr_backend.compiled.trial import relative_error
+from oasr_backend.compiled.trial import BRIEF, WHOLE, Steps, relative_error
 from oasr_backend.errors import ConfigError
 from oasr_backend.models.base import StreamingEncoder
 
@@ -84,7 +84,7 @@ def _compiled(
     kept = files.find(name)
     if kept is not None:
         try:
-            compiled = _tried(encoder, kept, kind, shape)
+            compiled = _tried(encoder, kept, kind, shape, BRIEF)
         except _NotCompiledError as error:
             logger.warning("event=encoder_file_refused file=%s reason=%s", kept, error)
             files.forget(name)
@@ -94,7 +94,7 @@ def _compiled(
     with files.staging() as folder:
         path = folder / name
         _write(encoder, kind, shape, path)
-        compiled = _tried(encoder, path, kind, shape)
+        compiled = _tried(encoder, path, kind, shape, WHOLE)
         files.keep(path)
     _log(kind, "exported", began)
     return compiled
@@ -118,12 +118,14 @@ def _write(encoder: StreamingEncoder, kind: str, shape: StepShape, path: Path) -
         ) from error
 
 
-def _tried(encoder: StreamingEncoder, path: Path, kind: str, shape: StepShape) -> SessionEncoder:
+def _tried(
+    encoder: StreamingEncoder, path: Path, kind: str, shape: StepShape, steps: Steps
+) -> SessionEncoder:
     """Raises _NotCompiledError for a file that cannot be run, or that computes something else."""
     spec = encoder.spec
     try:
         session = open_session(path)
-        error = relative_error(SessionEncoder(session, spec, shape), encoder, shape)
+        error = relative_error(SessionEncoder(session, spec, shape), encoder, shape, steps)
     except Exception as failure:
         logger.debug("event=encoder_not_run", exc_info=failure)
         raise _NotCompiledError(f"its graph does not run: {_line(failure)}") from failure
