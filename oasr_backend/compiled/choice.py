@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 AUTO, ONNX, ONNX_INT8, PYTORCH = "auto", "onnx", "onnx_int8", "pytorch"
 #: Largest relative error of a trial; float32 differs by the order of additions alone.
-MOST_ERROR = {ONNX: 1e-3, ONNX_INT8: 0.3}
+MOST_ERROR = {ONNX: 1e-4, ONNX_INT8: 0.1}
 
 
 class _NotCompiledError(Exception):

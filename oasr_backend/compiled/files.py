@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: Of all files together; beyond it those go whose last use is the longest ago.
 MOST_BYTES = 1 << 30
+_STAGING = ".making-"
+_LONGEST_MAKING_S = 3600
 
 
 class GraphFiles:
@@ -44,7 +48,7 @@ class GraphFiles:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A folder for files that are not worth keeping yet; what is left there is removed."""
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=self._roomy()) as folder:
+        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=self._roomy()) as folder:
             yield Path(folder)
 
     def keep(self, path: Path) -> None:
@@ -75,6 +79,7 @@ class GraphFiles:
         return self._folder if os.access(self._folder, os.W_OK | os.X_OK) else None
 
     def _prune(self) -> None:
+        """Lets go of what is too much, and of what a process left that was ended at its work."""
         used = sorted(self._folder.glob("*.onnx"), key=lambda path: -path.stat().st_mtime)
         total = 0
         for path in used:
@@ -83,3 +88,6 @@ class GraphFiles:
                 total += data_path(path).stat().st_size
             if total > MOST_BYTES and path != used[0]:
                 self.forget(path.name)
+        for folder in self._folder.glob(f"{_STAGING}*"):
+            if folder.stat().st_mtime < time.time() - _LONGEST_MAKING_S:
+                shutil.rmtree(folder, ignore_errors=True)
