@@ -12,9 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from oasr_backend.compiled import GraphFiles, SessionEncoder, choice, compiled_encoder, files
+from oasr_backend.compiled import (
+    GraphFiles,
+    SessionEncoder,
+    choice,
+    compiled_encoder,
+    files,
+    large_tensors,
+)
 from oasr_backend.compiled.digest import graph_digest
-from oasr_backend.compiled.exporter import StepShape
+from oasr_backend.compiled.exporter import StepShape, write_graph
 from oasr_backend.errors import ConfigError
 from oasr_backend.models import EncoderCaches, EncoderSpec, StreamingEncoder
 from tests.compiled_helpers import (
@@ -107,8 +114,8 @@ def test_an_unknown_choice_is_refused_with_those_that_are_known(tmp_path: Path) 
     ("encoder", "reason"),
     [
         (Untraceable(), "Untraceable was not exported: RuntimeError: no operator for this"),
-        (Branching(), "its frames differ from PyTorch's by 2, more than 0.001"),
-        (Endless(), "its frames differ from PyTorch's by inf, more than 0.001"),
+        (Branching(), "its frames differ from PyTorch's by 2, more than 0.0001"),
+        (Endless(), "its frames differ from PyTorch's by inf, more than 0.0001"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -215,19 +222,69 @@ def test_a_folder_that_cannot_be_written_to_keeps_nothing_and_stops_nothing(
     assert names(tmp_path) == ["file"]
 
 
-def test_the_files_that_were_used_last_are_kept(tmp_path: Path) -> None:
-    made = []
-    for count in range(files.MOST_FILES):
+def test_the_files_that_were_used_last_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    for count in range(3):
         chosen(Doubling(count + 1.0), tmp_path)
         (name,) = set(names(tmp_path)).difference(made)
         made.append(name)
         os.utime(tmp_path / name, (count, count))
     chosen(Doubling(1.0), tmp_path)
+    one = (tmp_path / made[0]).stat().st_size
+    monkeypatch.setattr(files, "MOST_BYTES", 2 * one + one // 2)
     chosen(Doubling(0.5), tmp_path)
     kept = names(tmp_path)
-    assert len(kept) == files.MOST_FILES
+    assert len(kept) == 2
     assert made[0] in kept, "it was used again"
-    assert made[1] not in kept
+    monkeypatch.setattr(files, "MOST_BYTES", 1)
+    assert isinstance(chosen(Doubling(0.25), tmp_path), SessionEncoder)
+    assert len(names(tmp_path)) == 1, "the newest is kept at any size"
+
+
+def test_what_an_ended_process_left_is_removed_and_what_another_makes_is_not(
+    tmp_path: Path,
+) -> None:
+    for name in (".making-old", ".making-new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "graph.onnx").write_text("half")
+    os.utime(tmp_path / ".making-old", (0, 0))
+    chosen(Doubling(), tmp_path)
+    assert [name for name in names(tmp_path) if name.startswith(".")] == [".making-new"]
+
+
+def test_processes_that_make_one_graph_at_the_same_time_each_serve_it(tmp_path: Path) -> None:
+    """Two are within `staging` at once; the later one keeps its file over the other's."""
+    encoder = golden_encoder()
+    shape = StepShape(CHUNK, window_frames(encoder), NUM_FEATURES)
+    kept = GraphFiles(tmp_path)
+    with kept.staging() as first, kept.staging() as second:
+        for folder in (first, second):
+            write_graph(encoder, shape, folder / f"{graph_digest(encoder, shape)}.onnx")
+            kept.keep(folder / f"{graph_digest(encoder, shape)}.onnx")
+    (name,) = names(tmp_path)
+    assert isinstance(chosen(encoder, tmp_path, "onnx"), SessionEncoder)
+    assert names(tmp_path) == [name]
+
+
+def test_a_large_table_lies_in_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made anew with the graph when it is gone, and gone with it."""
+    plain = step_of(chosen(golden_encoder(), tmp_path / "plain"))
+    monkeypatch.setattr(large_tensors, "_LEAST_BYTES", 4096)
+    folder = tmp_path / "split"
+    assert isinstance(chosen(golden_encoder(), folder, "onnx"), SessionEncoder)
+    graph, data = names(folder)
+    assert data == f"{graph}.data"
+    assert (folder / graph).stat().st_size < (tmp_path / "plain" / graph).stat().st_size
+    for damage in (os.unlink, lambda path: os.truncate(path, 4096)):
+        damage(folder / data)
+        np.testing.assert_array_equal(step_of(chosen(golden_encoder(), folder, "onnx")), plain)
+        assert names(folder) == [graph, data]
+    GraphFiles(folder).forget(graph)
+    assert not names(folder)
 
 
 def test_a_name_follows_from_all_that_a_graph_follows_from() -> None:

@@ -31,7 +31,7 @@ from oasr_backend.compiled.exporter import (
     pool_names,
     state_name,
 )
-from oasr_backend.compiled.session import Array, GraphRuns, Lasting
+from oasr_backend.compiled.session import NOTHING, Array, GraphRuns, Lasting
 from oasr_backend.errors import StreamStateError
 from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
 
@@ -49,9 +49,8 @@ class SessionEncoder(StreamingEncoder):
         super().__init__()
         self._runs, self._spec, self._shape = GraphRuns(session), spec, shape
         self._pool_names = pool_names(spec.attention)
-        self._new_names = new_kv_names(spec.attention)
         self._pool: _PoolArrays | None = None
-        self._scratch = _Scratch()
+        self._new = _NewFrames(new_kv_names(spec.attention))
 
     @property
     def spec(self) -> EncoderSpec:
@@ -107,11 +106,9 @@ class SessionEncoder(StreamingEncoder):
             self._runs.run(inputs, outputs)
             return following
         write_BT, pool = step.write_BT[rows], step.pool
-        new_XBTE = self._scratch.take((len(self._new_names), *write_BT.shape, pool.frame_size))
-        for name, new_BTE in zip(self._new_names, new_XBTE, strict=True):
-            outputs[name] = new_BTE.reshape(*write_BT.shape, *pool.frame_shape)
-        self._runs.run(inputs, outputs, lasting=pool.inputs)
-        pool.frames_XPE[:, write_BT] = new_XBTE
+        new = self._new.of_shape((*write_BT.shape, *pool.frame_shape))
+        self._runs.run(inputs, outputs, lasting_inputs=pool.inputs, lasting_outputs=new.outputs)
+        pool.frames_XPE[:, write_BT] = new.frames_XBTE
         return following
 
     def _pool_of(self, pool: BlockPool) -> _PoolArrays:
@@ -128,7 +125,6 @@ class _PoolArrays:
     def __init__(self, pool: BlockPool, names: Sequence[str]) -> None:
         self.pool = pool
         self.frame_shape = (pool.config.n_kv_head, pool.config.head_dim)
-        self.frame_size = self.frame_shape[0] * self.frame_shape[1]
         self.frames_XPE: Array = pool.kv_frames().flatten(0, 1).numpy()
         layers = self.frames_XPE.reshape(*self.frames_XPE.shape[:2], *self.frame_shape)
         self.inputs = Lasting(dict(zip(names, layers, strict=True)))
@@ -144,14 +140,22 @@ class _Step:
     pool: _PoolArrays | None
 
 
-class _Scratch(threading.local):
-    """Memory for outputs that are copied on at once; each thread has its own."""
+class _NewFrames(threading.local):
+    """Memory for the K/V that a run puts out, which is then copied to the pool; one a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._block = np.empty(0, dtype=np.float32)
+        self._shape: tuple[int, ...] = ()
+        self.frames_XBTE, self.outputs = self._block, NOTHING
 
-    def take(self, shape: tuple[int, ...]) -> Array:
-        size = math.prod(shape)
-        if self._block.size < size:
-            self._block = np.empty(size, dtype=np.float32)
-        return self._block[:size].reshape(shape)
+    def of_shape(self, shape: tuple[int, ...]) -> _NewFrames:
+        """Itself, with a tensor of (B, T, heads, head dimension) for each name."""
+        if shape != self._shape:
+            size = len(self._names) * math.prod(shape)
+            if self._block.size < size:
+                self._block = np.empty(size, dtype=np.float32)
+            tensors = self._block[:size].reshape(len(self._names), *shape)
+            self.outputs = Lasting(dict(zip(self._names, tensors, strict=True)))
+            self.frames_XBTE, self._shape = tensors.reshape(*tensors.shape[:3], -1), shape
+        return self

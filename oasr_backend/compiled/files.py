@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from oasr_backend.compiled.large_tensors import data_path
 from oasr_backend.folders import cache_root
 
 logger = logging.getLogger(__name__)
 
-#: More are removed, oldest use first.
-MOST_FILES = 8
+#: Of all files together; beyond it those go whose last use is the longest ago.
+MOST_BYTES = 1 << 30
+_STAGING = ".making-"
+_LONGEST_MAKING_S = 3600
 
 
 class GraphFiles:
@@ -37,20 +42,25 @@ class GraphFiles:
         """Removes a file that turned out to be of no use."""
         with contextlib.suppress(OSError):
             (self._folder / name).unlink()
+        with contextlib.suppress(OSError):
+            data_path(self._folder / name).unlink()
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A folder for files that are not worth keeping yet; what is left there is removed."""
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=self._roomy()) as folder:
+        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=self._roomy()) as folder:
             yield Path(folder)
 
     def keep(self, path: Path) -> None:
-        """Moves a finished file here, under its own name, and lets the oldest go.
+        """Moves a finished graph here, under its own name, and lets the oldest go.
 
         Where the folder cannot be written to, the log says so.
         """
         try:
-            os.replace(path, self._folder / path.name)
+            target = self._folder / path.name
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(data_path(path), data_path(target))
+            os.replace(path, target)
             self._prune()
         except OSError as error:
             logger.warning(
@@ -69,6 +79,15 @@ class GraphFiles:
         return self._folder if os.access(self._folder, os.W_OK | os.X_OK) else None
 
     def _prune(self) -> None:
-        files = sorted(self._folder.glob("*.onnx"), key=lambda path: path.stat().st_mtime)
-        for path in files[:-MOST_FILES]:
-            self.forget(path.name)
+        """Lets go of what is too much, and of what a process left that was ended at its work."""
+        used = sorted(self._folder.glob("*.onnx"), key=lambda path: -path.stat().st_mtime)
+        total = 0
+        for path in used:
+            total += path.stat().st_size
+            if data_path(path).exists():
+                total += data_path(path).stat().st_size
+            if total > MOST_BYTES and path != used[0]:
+                self.forget(path.name)
+        for folder in self._folder.glob(f"{_STAGING}*"):
+            if folder.stat().st_mtime < time.time() - _LONGEST_MAKING_S:
+                shutil.rmtree(folder, ignore_errors=True)

@@ -38,15 +38,18 @@ def open_session(path: Path) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Lasting:
-    """Inputs that lie where they are from run to run."""
+    """Arrays that lie where they are from run to run."""
 
     arrays: Arrays
+
+
+NOTHING = Lasting({})
 
 
 class GraphRuns:
     """Runs of a session in place: inputs are read where they lie, outputs written where told.
 
-    Thread-safe. What a run does not name stays bound as it was in the thread's last run.
+    Thread-safe: each thread has a binding of its own, in which lasting arrays stay bound.
     """
 
     def __init__(self, session: Any) -> None:
@@ -55,26 +58,38 @@ class GraphRuns:
         self._read = {tensor.name for tensor in session.get_inputs()}
         self._local = threading.local()
 
-    def run(self, inputs: Arrays, outputs: Arrays, *, lasting: Lasting | None = None) -> None:
-        """Arrays are contiguous, of the graph's types. `lasting` is bound once a thread."""
-        binding = self._binding(lasting)
-        self._bind_inputs(binding, inputs)
-        for name, array in outputs.items():
-            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, _address(array))
-        self._session.run_with_iobinding(binding)
-
-    def _binding(self, lasting: Lasting | None) -> Any:
+    def run(
+        self,
+        inputs: Arrays,
+        outputs: Arrays,
+        *,
+        lasting_inputs: Lasting = NOTHING,
+        lasting_outputs: Lasting = NOTHING,
+    ) -> None:
+        """Arrays are contiguous and of the graph's types; all of its outputs are named."""
         local = self._local
-        if not hasattr(local, "binding") or local.lasting is not lasting:
-            local.binding, local.lasting = self._session.io_binding(), lasting
-            if lasting is not None:
-                self._bind_inputs(local.binding, lasting.arrays)
-        return local.binding
+        if not hasattr(local, "binding"):
+            local.binding = self._session.io_binding()
+            local.inputs = local.outputs = NOTHING
+        if local.inputs is not lasting_inputs:
+            self._bind_inputs(local.binding, lasting_inputs.arrays)
+            local.inputs = lasting_inputs
+        if local.outputs is not lasting_outputs:
+            self._bind_outputs(local.binding, lasting_outputs.arrays)
+            local.outputs = lasting_outputs
+        self._bind_inputs(local.binding, inputs)
+        self._bind_outputs(local.binding, outputs)
+        self._session.run_with_iobinding(local.binding)
 
     def _bind_inputs(self, binding: Any, arrays: Arrays) -> None:
         for name, array in arrays.items():
             if name in self._read:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, _address(array))
+
+    @staticmethod
+    def _bind_outputs(binding: Any, arrays: Arrays) -> None:
+        for name, array in arrays.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, _address(array))
 
 
 def _address(array: Array) -> int:
