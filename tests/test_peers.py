@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.accuracy import recordings
 from benchmarks.baseline import engine_text
-from benchmarks.peers import paced, processes, table
+from benchmarks.peers import paced, processes, table, throughput
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.callers import CallError, Heard, Speech, call_peer
 from benchmarks.peers.choices import Choices
@@ -132,6 +132,24 @@ def test_the_rate_of_a_crew_is_the_sum_of_its_processes() -> None:
     rates.add([Turn(audio_s=20.0, wall_s=1.0, cpu_s=0.5), Turn(30.0, 2.0, 2.0)])
     assert rates.wall == [20.0 + 15.0]
     assert rates.cpu == [50.0 / 2.5]
+
+
+def test_the_better_arrangement_is_chosen_for_each_rate_and_named() -> None:
+    rates = {
+        ("ours", "threads"): Rates(wall=[4.0, 6.0, 5.0], cpu=[2.0, 2.0, 2.0]),
+        ("ours", "processes"): Rates(wall=[4.0, 4.0, 9.0], cpu=[3.0, 3.0, 3.0]),
+        ("peer", "threads"): Rates(wall=[2.0, 2.0, 2.0], cpu=[6.0, 6.0, 6.0]),
+    }
+    outcome = throughput.Outcome([], {})
+    throughput._add_figures(outcome, rates, 8)
+    medians = {figure.name: figure.median for figure in outcome.figures}
+    assert medians["8 streams: ours"] == 5.0
+    assert medians["8 streams: ours, CPU"] == 3.0
+    assert outcome.arrangements["8 streams: ours"] == "threads"
+    assert outcome.arrangements["8 streams: ours, CPU"] == "processes"
+    assert medians["8 streams: ours, processes"] == 4.0
+    assert medians["8 streams: peer, ours / this"] == 2.5
+    assert medians["8 streams: peer, ours / this, CPU"] == 0.5
 
 
 @pytest.mark.parametrize("post_s", [0.16, 0.32, 0.64])
@@ -263,7 +281,7 @@ def test_the_tables_hold_every_figure_under_its_subject() -> None:
     )
     text = console.export_text()
     assert "8 streams" in text
-    assert "4 (3 to 5)" in text
+    assert "4 (3-5)" in text
     assert text.index("8 streams") < text.index("7") < text.index("start") < text.index("0.5")
 
 

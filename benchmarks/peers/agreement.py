@@ -2,6 +2,7 @@
 
 Both decode the same weights greedily. What may differ is rounding, int8 weights, and the end of a
 recording, behind which ours pads one window of silence and the peer 0.8 s.
+Texts of equal words can differ: where a unit is a space alone, the peer writes two of them.
 """
 
 from __future__ import annotations

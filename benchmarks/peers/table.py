@@ -13,7 +13,7 @@ from benchmarks.report import Figure
 def show(figures: Sequence[Figure], console: Console) -> None:
     """One table for each subject: the name of a figure is `subject: column, row`.
 
-    Medians; those with a minimum and a maximum apart stand with both behind.
+    Medians, with the least and the greatest value behind where there are more than one.
     """
     subjects: dict[str, list[Figure]] = {}
     for figure in figures:
@@ -31,12 +31,12 @@ def _table(subject: str, figures: Sequence[Figure]) -> Table:
     table = Table(title=subject, title_justify="left")
     table.add_column("")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in dict.fromkeys(row for row, _ in cells):
         table.add_row(row, *(cells.get((row, column), "") for column in columns))
     return table
 
 
 def _cell(figure: Figure) -> str:
-    spread = f" ({min(figure.values):.3g} to {max(figure.values):.3g})"
+    spread = f" ({min(figure.values):.3g}-{max(figure.values):.3g})"
     return f"{figure.median:.3g}" + (spread if len(figure.values) > 1 else "")
