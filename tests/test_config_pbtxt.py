@@ -52,10 +52,10 @@ def test_the_wire_module_names_the_same_tensors(config: Any) -> None:
 
 
 def test_refused_starts_do_not_fill_the_places_of_the_sequence_batcher(config: Any) -> None:
-    """Triton keeps one for each until its idle limit; one instance answers some 4000 a second."""
+    """Triton keeps one for each until its idle limit, and memory for each from the start."""
     batching = config.sequence_batching
     idle_s = batching.max_sequence_idle_microseconds / 1e6
-    assert batching.oldest.max_candidate_sequences / idle_s > 4000
+    assert batching.oldest.max_candidate_sequences / idle_s > 1000
 
 
 def test_sequences_go_by_the_oldest_strategy_without_controls(config: Any) -> None:

@@ -5,22 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 _STAT = Path("/proc/self/stat")
 # Of the fields behind the program's name, which may itself hold spaces.
 _START_FIELD = 19
-_SMAPS = Path("/proc/self/smaps")
-# A file's pages that may be run and not written, and how much of them is not the file's any more.
-_CODE = re.compile(
-    r"^(?P<first>[0-9a-f]+)-(?P<end>[0-9a-f]+) r-xp [0-9a-f]+ \S+ [1-9]\d* (?:.*\n)(?:[A-Z].*\n)*?"
-    r"Anonymous: +(?P<changed_kib>\d+) kB$",
-    re.MULTILINE,
-)
-_MADV_DONTNEED = 4
 
 
 class LoadTimes:
@@ -56,25 +46,6 @@ def settle_memory() -> None:
     # Only glibc has it; other allocators give memory back by themselves.
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
-    _unmap_code(libc)
-
-
-def _unmap_code(libc: ctypes.CDLL) -> None:
-    """Takes the pages of code off this process that it has run so far, most of them for imports.
-
-    The kernel's file cache keeps them; one that is run again comes back within a microsecond.
-    """
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for first, num_bytes in _code_regions(_SMAPS.read_text(errors="replace")):
-        libc.madvise(first, num_bytes, _MADV_DONTNEED)
-
-
-def _code_regions(smaps: str) -> Iterator[tuple[int, int]]:
-    """First address and bytes of each mapping of code that is as it is in its file."""
-    for match in _CODE.finditer(smaps):
-        if match["changed_kib"] == "0":
-            first = int(match["first"], 16)
-            yield first, int(match["end"], 16) - first
 
 
 def _process_start_s() -> float:
