@@ -183,6 +183,18 @@ def test_a_kept_file_is_served_without_an_export(
     assert names(tmp_path) == [name]
 
 
+def test_a_kept_file_that_cannot_be_touched_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(f"{path} is read-only")
+
+    chosen(Doubling(), tmp_path, "onnx")
+    monkeypatch.setattr(files.os, "utime", refuse)
+    monkeypatch.setattr(choice, "write_graph", None)
+    assert isinstance(chosen(Doubling(), tmp_path, "onnx"), SessionEncoder)
+
+
 @pytest.mark.parametrize("damage", ["cut short", "other bytes", "another encoder"])
 def test_a_file_that_is_not_the_encoders_is_made_anew(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -32,10 +32,10 @@ class GraphFiles:
     def find(self, name: str) -> Path | None:
         """The file of that name, if there is one; it counts as used now."""
         path = self._folder / name
-        try:
-            os.utime(path)
-        except OSError:
+        if not path.is_file():
             return None
+        with contextlib.suppress(OSError):  # A folder that came with an image is read alone.
+            os.utime(path)
         return path
 
     def forget(self, name: str) -> None:
