@@ -36,7 +36,7 @@ from oasr_backend.errors import StreamStateError
 from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
 
 #: Rows of one run. More gain next to nothing, and the memory of a run grows with them.
-_MOST_ROWS = 8
+_MOST_ROWS = 16
 
 
 class SessionEncoder(StreamingEncoder):
