@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import threading
 import weakref
@@ -20,6 +21,7 @@ from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.requests import Pending
 from oasr_backend.types import ChunkResult
 from tests.engine_helpers import (
+    WINDOW_SAMPLES,
     ManualClock,
     ask,
     ask_one,
@@ -149,6 +151,20 @@ def test_a_cancelled_request_frees_its_stream_before_any_work(flags: str) -> Non
     assert engine.parts.metrics.finished["cancelled"] == 1
     assert ask_one(engine, "b", flags="E").text == text_alone(noise(2))
     assert_all_is_free(engine)
+
+
+def test_a_request_that_asks_for_no_work_is_not_asked_whether_it_is_cancelled() -> None:
+    engine = golden_engine()
+    ask_one(engine, "a", flags="S")
+    asked = itertools.count()
+
+    def is_cancelled() -> bool:
+        next(asked)
+        return False
+
+    for piece_S in np.split(noise(1)[:WINDOW_SAMPLES], 16):
+        ask_one(engine, "a", piece_S, is_cancelled=is_cancelled)
+    assert next(asked) == 1, "only the last piece completes a window"
 
 
 @pytest.mark.parametrize("flags", ["S", ""])

@@ -114,7 +114,7 @@ def test_nobody_steps_a_stream_twice_at_once() -> None:
     with ThreadPoolExecutor(1) as threads, gate_in(engine) as gate:
         slow = threads.submit(engine.process, [chunk("slow", marked(noise(1)), flags="SE")])
         wait_until(lambda: gate.num_inside == 1, what="the step begins")
-        assert engine.step() is False, "the only stream is in a step"
+        assert engine.step() == (0, 0), "the only stream is in a step"
         gate.open()
         assert slow.result(GUARD_S)[0].error is None
     assert_all_is_free(engine)
@@ -161,9 +161,9 @@ def test_a_share_of_the_ready_streams_is_stepped() -> None:
     turns = engine.submit(
         [chunk(seed, noise(seed)[:WINDOW_SAMPLES], flags="S") for seed in range(5)]
     )
-    assert engine.step(shares=3)
+    assert engine.step(shares=3) == (5, 3)
     assert [turn.is_done for turn in turns] == [True, True, False, False, False]
-    assert engine.step(shares=1)
+    assert engine.step(shares=1) == (3, 0)
     assert all(turn.is_done for turn in turns)
     for seed in range(5):
         rest_S = noise(seed)[WINDOW_SAMPLES:]

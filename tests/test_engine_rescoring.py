@@ -256,7 +256,7 @@ def test_frames_come_back_however_a_stream_ends(new_engine: NewEngine, way: str)
     if way == "replaced":
         ask_one(engine, "a", flags="SE")
     elif way == "cancelled":
-        error_of(ask_one(engine, "a", is_cancelled=lambda: True), "cancelled")
+        error_of(ask_one(engine, "a", CLIPS[0], is_cancelled=lambda: True), "cancelled")
     elif way == "idle":
         clock.now_s += 1000
         engine.close_idle()

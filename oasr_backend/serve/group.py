@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -22,6 +23,20 @@ class _Process(NamedTuple):
     name: str
     state: str
     wait_status: int
+
+
+def wait_asleep(process: subprocess.Popen[bytes], timeout_s: float | None) -> int:
+    """`process.wait(timeout_s)`, which itself wakes twenty times a second to look."""
+    if timeout_s is not None:
+        # An older kernel has no such descriptor, and a process that was collected has no id.
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(process.pid)
+            try:
+                select.select([descriptor], [], [], timeout_s)
+            finally:
+                os.close(descriptor)
+            timeout_s = 0.0
+    return process.wait(timeout_s)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

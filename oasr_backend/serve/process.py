@@ -21,7 +21,7 @@ from oasr_backend.serve.command import (
 from oasr_backend.serve.derived import with_own_paths
 from oasr_backend.serve.drain import Drain
 from oasr_backend.serve.embedded import TritonInstall, find_triton
-from oasr_backend.serve.group import kill_group
+from oasr_backend.serve.group import kill_group, wait_asleep
 from oasr_backend.serve.guard import OwnerGuard
 from oasr_backend.serve.output import TAIL_LINES, ServerOutput
 from oasr_backend.serve.ports import find_free_ports, reachable_host
@@ -162,7 +162,7 @@ class TritonServer:
 
         Raises subprocess.TimeoutExpired.
         """
-        status = self._started().wait(timeout_s)
+        status = wait_asleep(self._started(), timeout_s)
         self._clear_up()
         return status
 

@@ -157,8 +157,6 @@ class Admission:
         return stream
 
     def _accept(self, stream: Stream, chunk: AudioChunk) -> None:
-        if chunk.is_cancelled():
-            raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
         if stream.slot == NO_SLOT:
             raise UnknownStreamError(
                 f"stream {stream.stream_id!r} ended at {stream.num_encoder_frames} frames "
@@ -170,6 +168,10 @@ class Admission:
         stream.accept(
             samples_S, is_last=chunk.is_last, tail_padding=self._config.server.tail_padding
         )
+        # To ask is a round trip to the server: it pays where a step, or a whole stream, is spared.
+        is_worth_asking = chunk.is_first or chunk.is_last or stream.has_ready_window
+        if is_worth_asking and chunk.is_cancelled():
+            raise StreamCancelledError(f"stream {stream.stream_id!r}: the request was cancelled")
 
     def _checked_samples(self, stream: Stream, chunk: AudioChunk) -> Samples | Pcm16:
         samples_S = chunk.samples_S

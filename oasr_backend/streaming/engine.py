@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from oasr_backend.device import on_device
 from oasr_backend.errors import StepFailedError
@@ -26,6 +27,13 @@ from oasr_backend.types import AudioChunk, ChunkResult
 
 #: A thread whose requests are in others' steps looks again after so long, whatever it is told.
 _LOOK_INTERVAL_S = 1.0
+
+
+class Stepped(NamedTuple):
+    """How many streams a step found waiting, and how many are ready when it has ended."""
+
+    num_found: int
+    num_left: int
 
 
 class Engine:
@@ -67,7 +75,7 @@ class Engine:
         batch = self.submit(requests)
         while not all(pending.is_done for pending in batch):
             seen = self._news.count
-            if not self.step():
+            if not self.step().num_found:
                 self._news.wait_past(seen, timeout_s=_LOOK_INTERVAL_S)
         return [pending.result for pending in batch if pending.result is not None]
 
@@ -76,15 +84,14 @@ class Engine:
         with self._lock:
             return self._desk.take_in(requests)
 
-    def step(self, *, shares: int = 1) -> bool:
+    def step(self, *, shares: int = 1) -> Stepped:
         """One window of every stream that is ready, as far as the step's width goes.
 
-        `shares`: into how many steps that begin together the streams are to be divided. Returns
-        whether there was anything to do. Raises nothing: what goes wrong is the answer of those who
-        took part and have none yet.
+        `shares`: into how many steps that begin together the streams are to be divided. Raises
+        nothing: what goes wrong is the answer of those who took part and have none yet.
         """
         with self._lanes.one() as lane, self._lock, self.steppers[lane].clocked():
-            waiting = [stream for stream in self._desk.queues.streams() if not stream.is_stepping]
+            waiting = self._waiting()
             ready = list[Stream]()
             with self._desk.failing_whole(waiting):
                 width = self.config.step.max_step_streams
@@ -93,9 +100,10 @@ class Engine:
                 if going_on := self.steppers[lane].without_full(ready):
                     self._desk.queues.stepped(going_on)
                     self.steppers[lane].run(going_on)
+            num_left = sum(stream.has_ready_window for stream in self._waiting())
         if waiting:
             self._news.tell()
-        return bool(waiting)
+        return Stepped(len(waiting), num_left)
 
     def close_idle(self) -> int:
         """Frees streams whose callers went silent; one with a request in hand is not silent."""
@@ -126,6 +134,10 @@ class Engine:
         """Every part of the store agrees with itself."""
         with self.at_rest():
             self.store.check_integrity()
+
+    def _waiting(self) -> list[Stream]:
+        """Streams whose requests are being served and are in no step, the longest-waiting first."""
+        return [stream for stream in self._desk.queues.streams() if not stream.is_stepping]
 
     def _conclude(self, landed: Sequence[Stream]) -> None:
         self._desk.conclude(landed, while_weighing=self._lock.released())

@@ -25,7 +25,7 @@ class Backlog:
         self._open: list[tuple[Pending, Any]] = []
         self._wakeup = threading.Condition()
         self._is_stopped = False
-        # Grows when there may be something new to do.
+        # Grows when something new is there to do.
         self._turn = 0
         self._num_idle = 0
         num_threads = engine.config.step.steps_at_once
@@ -40,7 +40,7 @@ class Backlog:
         """Requests that were submitted, each with the sender of its answer."""
         with self._wakeup:
             self._open += requests
-            self._next_turn()
+            self._next_turn(len(requests))
 
     def stop(self) -> None:
         """Returns once every request is answered; close the engine first, so that each one is."""
@@ -54,16 +54,16 @@ class Backlog:
         seen = -1
         while (shares := self._wait_past(seen)) is not None:
             seen = self._turn
-            if self._engine.step(shares=shares):
-                seen = -1
+            if num_left := self._engine.step(shares=shares).num_left:
                 with self._wakeup:
-                    self._next_turn()
+                    self._next_turn(num_left)
             # A function of its own: names that outlive it would hold audio until more comes.
             self._answer()
 
-    def _next_turn(self) -> None:
+    def _next_turn(self, num_ready: int) -> None:
+        """Wakes as many threads as there are streams to step, if so many are idle."""
         self._turn += 1
-        self._wakeup.notify_all()
+        self._wakeup.notify(num_ready)
 
     def _wait_past(self, seen: int) -> int | None:
         """Waits for a turn that has not been looked at in vain.

@@ -32,7 +32,8 @@ from oasr_backend.types import AudioChunk, ChunkResult
 logger = logging.getLogger(__name__)
 
 _HOUSEKEEPING_INTERVAL_S = 1.0
-_PUBLISHING_INTERVAL_S = 0.05
+#: Of the counts that have changed a few are told at a time, each by a round trip to the server.
+_PUBLISHING_INTERVAL_S = 0.2
 #: On a GPU `execute` takes the steps of an END, which are three, and more for so long. The backlog
 #: finishes what lasts longer: no stream waits for another's minute of audio.
 #: An answer of the backlog costs a round trip to the server, one in the list of answers does not:
