@@ -25,6 +25,9 @@ MODEL_REPOSITORY = ROOT / "model_repository"
 DEMO_DIR = MODEL_REPOSITORY / "oasr_streaming" / "demo_en"
 GOLDEN_DIR = ROOT / "tests" / "golden"
 
+# Graphs that tests have made are kept from run to run, and apart from those of the user.
+os.environ["XDG_CACHE_HOME"] = str(ROOT / ".cache")
+
 # A busy machine makes an example slow to draw and slow to run, and neither is a fault.
 hypothesis.settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]

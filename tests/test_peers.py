@@ -23,7 +23,6 @@ from benchmarks.baseline import engine_text
 from benchmarks.peers import paced, processes, table, throughput
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.callers import CallError, Heard, Speech, call_peer
-from benchmarks.peers.choices import Choices
 from benchmarks.peers.export import ExportedModel, export_checkpoint, first_state
 from benchmarks.peers.packages import MissingPackageError, require
 from benchmarks.peers.recogniser import PeerRecogniser
@@ -155,9 +154,9 @@ def test_the_better_arrangement_is_chosen_for_each_rate_and_named() -> None:
 @pytest.mark.parametrize("post_s", [0.16, 0.32, 0.64])
 def test_both_recognisers_need_the_same_post_for_a_window(post_s: float) -> None:
     size = round(post_s * SAMPLE_RATE)
-    chunks = [np.zeros(size, dtype=np.float32)] * round(6.4 / post_s)
+    samples_S = np.zeros(size * round(6.4 / post_s), dtype=np.float32)
     exported = ExportedModel(*[Path()] * 3, chunk_size=CHUNK, num_left_chunks=LEFT_CHUNKS)
-    speech = paced._speech(chunks, exported, Choices(post_s=post_s))
+    speech = paced._speech(samples_S, exported, post_s)
     for window, post in enumerate(speech.window_posts):
         needed_s = 0.685 + 0.64 * window
         assert speech.due_s(post - 1) < needed_s <= speech.due_s(post)
@@ -166,9 +165,9 @@ def test_both_recognisers_need_the_same_post_for_a_window(post_s: float) -> None
 
 def test_posts_that_part_the_recognisers_are_refused() -> None:
     exported = ExportedModel(*[Path()] * 3, chunk_size=CHUNK, num_left_chunks=LEFT_CHUNKS)
-    chunks = [np.zeros(SAMPLE_RATE, dtype=np.float32)] * 6
+    samples_S = np.zeros(6 * SAMPLE_RATE, dtype=np.float32)
     with pytest.raises(ValueError, match=r"0\.68625 s .* choose posts of 0\.16 or 0\.64 s"):
-        paced._speech(chunks, exported, Choices(post_s=0.68625))
+        paced._speech(samples_S, exported, 0.68625)
 
 
 SPEECH = Speech(posts=[np.zeros(160, dtype=np.float32)] * 6, post_s=0.01, window_posts=[1, 3, 5])
@@ -294,6 +293,6 @@ def test_the_quick_comparison_measures_all_parts(tmp_path: Path) -> None:
     sides = ("ours", "sherpa-onnx fp32", "sherpa-onnx int8")
     for side in sides:
         assert figures[f"2 streams: {side}"] > 0
-        assert figures[f"paced, 2 streams: {side}, latency p95"] > 0
+        assert figures[f"paced, 2 streams, posts of 0.16 s: {side}, latency p95"] > 0
         assert figures[f"start: {side}, PSS"] > 10
     assert document["configuration"]["texts"]["word error rate from ours, %"][sides[1]] < 2

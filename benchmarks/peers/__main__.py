@@ -119,7 +119,7 @@ def _configuration(choices: Choices) -> dict[str, Any]:
         "turn_s": choices.turn_s,
         "paced_streams": list(choices.paced_streams),
         "paced_rounds": choices.num_paced_rounds,
-        "post_s": choices.post_s,
+        "posts_s": list(choices.posts_s),
         "speak_s": choices.speak_s,
     }
 
@@ -148,7 +148,7 @@ def _parse(arguments: list[str] | None) -> tuple[Choices, Path]:
                         help="numbers of streams through the servers")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=usual.rounds,
                         help="turns of each; a third as many for paced streams")  # fmt: skip
-    parser.add_argument("--post-s", type=float, default=usual.post_s,
+    parser.add_argument("--posts-s", type=float, nargs="+", default=list(usual.posts_s),
                         help="seconds of audio in a message of a paced stream")  # fmt: skip
     parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY)
     chosen = parser.parse_args(arguments)
@@ -157,7 +157,7 @@ def _parse(arguments: list[str] | None) -> tuple[Choices, Path]:
         streams=tuple(chosen.streams),
         paced_streams=tuple(chosen.paced_streams),
         rounds=chosen.rounds,
-        post_s=chosen.post_s,
+        posts_s=tuple(chosen.posts_s),
     )
     return (choices.quick() if chosen.quick else replace(choices)), chosen.results
 

@@ -12,7 +12,7 @@ class Choices:
     """`is_quick`: little is measured, to show that the program runs.
 
     turn_s    how long one recogniser works in process before the next has its turn
-    post_s    seconds of audio in one message of a paced stream
+    posts_s   seconds of audio in one message of a paced stream; each is measured
     speak_s   how long each paced stream of a turn speaks
     """
 
@@ -22,7 +22,7 @@ class Choices:
     rounds: int = 9
     is_quick: bool = False
     turn_s: float = 0.8
-    post_s: float = 0.16
+    posts_s: tuple[float, ...] = (0.64, 0.16)
     speak_s: float = 12.8
 
     @property
@@ -39,6 +39,7 @@ class Choices:
             self,
             streams=self.streams[:2],
             paced_streams=(2,),
+            posts_s=self.posts_s[-1:],
             is_quick=True,
             turn_s=0.1,
             speak_s=2.56,

@@ -38,7 +38,7 @@ from benchmarks.peers.export import ExportedModel
 from benchmarks.peers.packages import require
 from benchmarks.peers.servers import RunningServer
 from benchmarks.report import Figure
-from benchmarks.workload import SAMPLE_RATE, Utterance, utterances
+from benchmarks.workload import SAMPLE_RATE, FloatArray, utterances
 
 _IDLE_S = 3.0
 _CONNECT_S = 10.0
@@ -90,8 +90,9 @@ def measure(
         Figure(f"idle: {running.server.name}, CPU", "CPU ms/s", [_idle_ms(running)])
         for running in servers
     ]
-    speeches = _speeches(exported, choices)
-    for num_streams in choices.paced_streams:
+    for post_s, num_streams in itertools.product(choices.posts_s, choices.paced_streams):
+        speeches = _speeches(exported, choices, post_s)
+        where = f"paced, {num_streams} streams, posts of {post_s:g} s"
         turns = {running.server.name: Turns() for running in servers}
         order = list(servers)
         for number in range(choices.num_paced_rounds):
@@ -106,8 +107,8 @@ def measure(
                 )
             order = order[1:] + order[:1]
         for name, one in turns.items():
-            figures += _figures(f"paced, {num_streams} streams: {name}", one)
-        figures += _unlike(turns, num_streams)
+            figures += _figures(f"{where}: {name}", one)
+        figures += _unlike(turns, where)
     return figures
 
 
@@ -153,14 +154,16 @@ async def _turn_peer(url: str, spoken: Sequence[Speech], offsets_s: Sequence[flo
         ))  # fmt: skip
 
 
-def _speeches(exported: ExportedModel, choices: Choices) -> list[Speech]:
-    return [_speech(chunks, exported, choices) for chunks in utterances(quick=choices.is_quick)]
+def _speeches(exported: ExportedModel, choices: Choices, post_s: float) -> list[Speech]:
+    return [
+        _speech(np.concatenate(chunks)[: round(choices.speak_s * SAMPLE_RATE)], exported, post_s)
+        for chunks in utterances(quick=choices.is_quick)
+    ]
 
 
-def _speech(chunks: Utterance, exported: ExportedModel, choices: Choices) -> Speech:
+def _speech(samples_S: FloatArray, exported: ExportedModel, post_s: float) -> Speech:
     """The utterance in posts. Raises ValueError for posts of which the two need different ones."""
-    samples_S = np.concatenate(chunks)[: round(choices.speak_s * SAMPLE_RATE)]
-    size = round(choices.post_s * SAMPLE_RATE)
+    size = round(post_s * SAMPLE_RATE)
     num_posts = samples_S.size // size
     posts = list(samples_S[: num_posts * size].reshape(num_posts, size))
     ours, theirs = (
@@ -169,10 +172,10 @@ def _speech(chunks: Utterance, exported: ExportedModel, choices: Choices) -> Spe
     )
     if ours != theirs:
         raise ValueError(
-            f"with posts of {choices.post_s:g} s the two recognisers complete their windows with "
+            f"with posts of {post_s:g} s the two recognisers complete their windows with "
             "different posts; choose posts of 0.16 or 0.64 s"
         )
-    return Speech(posts, choices.post_s, ours)
+    return Speech(posts, post_s, ours)
 
 
 def first_window_samples(chunk_size: int) -> tuple[int, int]:
@@ -207,12 +210,12 @@ def _figures(name: str, turns: Turns) -> list[Figure]:
     ]
 
 
-def _unlike(turns: Mapping[str, Turns], num_streams: int) -> list[Figure]:
+def _unlike(turns: Mapping[str, Turns], where: str) -> list[Figure]:
     """Word error rates of the peer's final texts against ours, which are the first."""
     (_, ours), *others = turns.items()
     return [
         Figure(
-            f"paced, {num_streams} streams: {name}, words unlike ours",
+            f"{where}: {name}, words unlike ours",
             "%",
             [float(jiwer.wer(ours.texts, one.texts)) * 100],
         )
