@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import nn
 
-import oasr_backend
 from oasr_backend.compiled.exporter import StepShape
 from oasr_backend.models.base import StreamingEncoder
 
 _PACKAGES = ("torch", "onnx", "onnxruntime")
+_PACKAGE = Path(__file__).parents[1]
 _ROOMS = ("cache", "compiled", "kernels", "models")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -41,8 +41,7 @@ def graph_digest(encoder: StreamingEncoder, shape: StepShape) -> str:
 
 def _sources(encoder: nn.Module) -> Iterable[Path]:
     """The files whose code is traced or traces."""
-    root = Path(oasr_backend.__file__).parent
-    found = {path for room in _ROOMS for path in (root / room).rglob("*.py")}
+    found = {path for room in _ROOMS for path in (_PACKAGE / room).rglob("*.py")}
     for module in encoder.modules():
         if not type(module).__module__.startswith("torch."):
             found.add(Path(inspect.getfile(type(module))))
