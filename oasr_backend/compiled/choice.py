@@ -29,13 +29,14 @@ class _NotCompiledError(Exception):
     """Why an encoder is served as it came."""
 
 
-def compiled_encoder(
+def compiled_encoder(  # noqa: PLR0913 - two have a default
     encoder: StreamingEncoder,
     *,
     choice: str,
     chunk_frames: int,
     window_frames: int,
     num_features: int,
+    may_export: bool = True,
     files: GraphFiles | None = None,
 ) -> StreamingEncoder:
     """The encoder as a compiled graph, or `encoder` itself where `choice` allows that.
@@ -44,6 +45,7 @@ def compiled_encoder(
                    as "onnx", or eager where it cannot be compiled; "pytorch": eager
     chunk_frames   encoder frames of a step
     window_frames  feature frames of a step, of `num_features` values each
+    may_export     whether a graph is made where none is kept, which takes some seconds
 
     `encoder` lies on the host in float32, its positions tabulated. It is not needed any more when
     another one is returned. Raises ConfigError where an explicit choice cannot be honoured.
@@ -56,7 +58,7 @@ def compiled_encoder(
         raise ConfigError(f"cpu_encoder={choice!r} is not known; give one of {known}")
     shape = StepShape(chunk_frames, window_frames, num_features)
     try:
-        return _compiled(encoder, kind, shape, files or GraphFiles())
+        return _compiled(encoder, kind, shape, files or GraphFiles(), may_export=may_export)
     except _NotCompiledError as error:
         if choice == AUTO:
             return _eager(encoder, str(error))
@@ -65,17 +67,26 @@ def compiled_encoder(
         ) from error
 
 
+def lacks_graph(encoder: StreamingEncoder, choice: str) -> bool:
+    """Whether a graph could yet be made and kept, to serve in the place of this encoder."""
+    can_be_run = not _missing_packages() and GraphFiles().is_writable
+    return choice == AUTO and not isinstance(encoder, SessionEncoder) and can_be_run
+
+
+def _missing_packages() -> list[str]:
+    return [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
+
+
 def _eager(encoder: StreamingEncoder, reason: str) -> StreamingEncoder:
     logger.info("event=encoder_eager reason=%s", reason)
     return encoder
 
 
 def _compiled(
-    encoder: StreamingEncoder, kind: str, shape: StepShape, files: GraphFiles
+    encoder: StreamingEncoder, kind: str, shape: StepShape, files: GraphFiles, *, may_export: bool
 ) -> SessionEncoder:
     """Raises _NotCompiledError."""
-    missing = [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
-    if missing:
+    if missing := _missing_packages():
         raise _NotCompiledError(
             f"not installed: {', '.join(missing)}; pip install {' '.join(missing)}"
         )
@@ -91,6 +102,8 @@ def _compiled(
         else:
             _log(kind, "kept file", began)
             return compiled
+    if not may_export:
+        raise _NotCompiledError("its graph is not made yet")
     with files.staging() as folder:
         path = folder / name
         _write(encoder, kind, shape, path)

@@ -29,6 +29,11 @@ class GraphFiles:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or cache_root() / "encoders"
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether a graph can be kept here."""
+        return self._roomy() is not None
+
     def find(self, name: str) -> Path | None:
         """The file of that name, if there is one; it counts as used now."""
         path = self._folder / name

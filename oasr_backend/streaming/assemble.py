@@ -13,7 +13,7 @@ from oasr_backend.cache import CacheConfig
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
 from oasr_backend.checkpoints import Checkpoint, CheckpointInfo, open_checkpoint
-from oasr_backend.compiled import compiled_encoder
+from oasr_backend.compiled import compiled_encoder, lacks_graph
 from oasr_backend.config import DecodingSettings, ServingConfig
 from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.language_model import load_language_model
@@ -52,10 +52,12 @@ def load_engine(
     *,
     device: str,
     on_stage: Callable[[str], None] = lambda _: None,
+    may_export: bool = True,
 ) -> Engine:
     """Loads a checkpoint and gets ready to serve it on `device`.
 
     `on_stage` is told the name of each stage when it has ended: check, read, build, self_test.
+    Without `may_export` a CPU's encoder runs in PyTorch where none of its graphs is kept.
 
     Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
     """
@@ -75,11 +77,38 @@ def load_engine(
         on_stage("check")
         checkpoint = opened.load()
         on_stage("read")
-        engine = assemble(checkpoint, config, device=where, language_model=language_model)
+        engine = assemble(
+            checkpoint,
+            config,
+            device=where,
+            language_model=language_model,
+            may_export=may_export,
+        )
         on_stage("build")
         try_out(engine)
         on_stage("self_test")
     return engine
+
+
+def awaits_graph(engine: Engine) -> bool:
+    """Whether its encoder runs in PyTorch only until a graph of it is made and kept."""
+    model, settings = engine.parts.model, engine.config.model
+    is_on_cpu = engine.store.device.type == "cpu" and settings.dtype == "float32"
+    return is_on_cpu and lacks_graph(model.encoder, settings.cpu_encoder)
+
+
+def take_kept_graph(engine: Engine) -> bool:
+    """Serves by the graph that is kept by now; whether there is one. Steps go on beside it.
+
+    The changeover takes place while no step goes on; streams keep all that they have.
+    """
+    model = engine.parts.model
+    encoder = _cpu_encoder(model, engine.config, may_export=False)
+    if encoder is model.encoder:
+        return False
+    with engine.at_rest():
+        model.encoder = encoder
+    return True
 
 
 def check_encoder(spec: EncoderSpec, config: ServingConfig) -> None:
@@ -120,6 +149,7 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     make_runner: MakeRunner = EncoderRunner,
     further: Sequence[StreamPart] = (),
     language_model: NgramScorer | None = None,
+    may_export: bool = True,
 ) -> Engine:
     """Moves the checkpoint's weights to `device` and builds everything around them.
 
@@ -132,7 +162,7 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     check_encoder(checkpoint.model.spec, config)
     if language_model is None:
         language_model = _language_model(config.search, checkpoint.tokenizer, device)
-    model, kv = _placed(checkpoint.model, config, device)
+    model, kv = _placed(checkpoint.model, config, device, may_export=may_export)
     geometry = model.window_geometry(config.cache.chunk_size)
     store = StreamStore(
         kv,
@@ -199,7 +229,7 @@ def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> 
 
 
 def _placed(
-    model: AcousticModel, config: ServingConfig, device: torch.device
+    model: AcousticModel, config: ServingConfig, device: torch.device, *, may_export: bool
 ) -> tuple[AcousticModel, KvStore | None]:
     """The model on its device, with tables for every position that its history can have."""
     plan = _kv_plan(model.spec, config, device)
@@ -214,11 +244,13 @@ def _placed(
         num_positions=num_positions + config.cache.chunk_size,
     )
     if device.type == "cpu":
-        model.encoder = _cpu_encoder(model, config)
+        model.encoder = _cpu_encoder(model, config, may_export=may_export)
     return model, kv
 
 
-def _cpu_encoder(model: AcousticModel, config: ServingConfig) -> StreamingEncoder:
+def _cpu_encoder(
+    model: AcousticModel, config: ServingConfig, *, may_export: bool
+) -> StreamingEncoder:
     """What runs the encoder; graphs are made in float32. Raises ConfigError."""
     choice, dtype = config.model.cpu_encoder, config.model.dtype
     if dtype != "float32" and choice != "pytorch":
@@ -235,6 +267,7 @@ def _cpu_encoder(model: AcousticModel, config: ServingConfig) -> StreamingEncode
         chunk_frames=config.cache.chunk_size,
         window_frames=geometry.window_frames,
         num_features=geometry.frames.num_bins,
+        may_export=may_export or choice != "auto",
     )
 
 

@@ -44,8 +44,12 @@ def load_engine(
     config: ServingConfig,
     *,
     on_stage: Callable[[str], None] = lambda _: None,
+    may_export: bool = True,
 ) -> Engine:
-    """Raises ConfigError, CheckpointError among them; what needs no weights is told first."""
+    """Raises ConfigError, CheckpointError among them; what needs no weights is told first.
+
+    Further as `assemble.load_engine`.
+    """
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = device_of(config.model.device, args, num_gpus=num_gpus)
     on_gpu = device.startswith("cuda")
@@ -56,7 +60,9 @@ def load_engine(
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)
     checkpoint_dir = config.model.resolve_checkpoint(Path(args["model_repository"]))
-    return assemble.load_engine(checkpoint_dir, config, device=device, on_stage=on_stage)
+    return assemble.load_engine(
+        checkpoint_dir, config, device=device, on_stage=on_stage, may_export=may_export
+    )
 
 
 def with_cores(config: ServingConfig, num_cores: int, *, num_instances: int) -> ServingConfig:

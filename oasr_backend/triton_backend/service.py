@@ -12,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from oasr_backend.compiled import GraphFiles
 from oasr_backend.metrics import Reading, heartbeat
+from oasr_backend.streaming.assemble import awaits_graph
 from oasr_backend.streaming.requests import Pending
 from oasr_backend.triton_backend.backlog import Backlog
+from oasr_backend.triton_backend.graph_maker import GraphMaker
 from oasr_backend.triton_backend.io import (
     WARMUP_IDS,
     answer_now,
@@ -69,7 +72,9 @@ class StreamingService:
         gc.freeze()
         config = read_config(args)
         log_to_stderr(config.server.log_level)
-        self._engine = load_engine(args, config, on_stage=times.end)
+        # A first start does not wait for the graph, unless none could ever be kept.
+        may_export = not GraphFiles().is_writable
+        self._engine = load_engine(args, config, on_stage=times.end, may_export=may_export)
         self._defaults = self._engine.parts.admission.defaults
         self._backlog = Backlog(self._engine)
         self._steps_here = self._engine.store.device.type != "cpu"
@@ -85,6 +90,7 @@ class StreamingService:
         )
         _quiet_garbage_collection()
         times.end("settle")
+        self._graph_maker = GraphMaker(args, self._engine) if awaits_graph(self._engine) else None
         logger.info("event=load_times %s", times)
         logger.info(
             "event=model_ready checkpoint=%s device=%s max_streams=%d",
@@ -143,6 +149,8 @@ class StreamingService:
         return self._engine.is_healthy
 
     def close(self) -> None:
+        if self._graph_maker is not None:
+            self._graph_maker.stop()
         self._housekeeping.stop()
         self._publishing.stop()
         self._engine.close()

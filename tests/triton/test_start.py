@@ -57,3 +57,37 @@ def test_a_model_without_streams_holds_no_memory_for_them(
 def _anonymous_mib(process: int) -> float:
     status = Path("/proc", str(process), "status").read_text(encoding="utf-8")
     return int(re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE)[1]) / 1024
+
+
+@pytest.fixture(scope="module")
+def first_server(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[TritonServer]:
+    """Its user has never started one: no graph is kept."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        with TritonServer(local_settings(MODEL_REPOSITORY)) as server:
+            server.wait_ready(GUARD_S)
+            yield server
+
+
+def test_a_first_start_serves_at_once_and_by_its_graph_later(
+    first_server: TritonServer, recordings: list[Pcm16], expected: list[str]
+) -> None:
+    log_path = first_server.log_path
+    assert log_path is not None
+
+    def has_told(event: str) -> bool:
+        return event in log_path.read_text(encoding="utf-8")
+
+    assert has_told("event=encoder_eager reason=its graph is not made yet")
+    texts, number = [], 0
+    with Wire(first_server, "oasr_streaming") as wire:
+        while not has_told("event=graph_taken is_taken=True"):
+            number += 1
+            texts.append((number % 3, wire.send(number, recordings[number % 3], "SE")))
+            assert not has_told("event=graph_not_")
+        texts += [(index, wire.send(1000 + index, recordings[index], "SE")) for index in range(3)]
+    assert len(texts) > 3
+    assert all(text == expected[index] for index, text in texts)
