@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check lint types unit instruction-sets live slow bench bench-gpu chaos format clean
+.PHONY: help install demo serve test check lint types unit instruction-sets live slow bench bench-peers bench-gpu chaos format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -61,6 +61,9 @@ instruction-sets: install ## The tests of numbers again, as on processors with o
 
 bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/results/*.json
 	$(BIN)/python -m benchmarks.run
+
+bench-peers: install ## This machine beside sherpa-onnx, by turns; a quarter of an hour without other work
+	$(BIN)/python -m benchmarks.peers
 
 bench-gpu: install ## The same on a GPU machine; one device step, the steady state
 	$(BIN)/python -m benchmarks.run --device cuda

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import torch
 
 Array = npt.NDArray[Any]
 #: Arrays by the graph's names.
@@ -23,9 +22,8 @@ def open_session(path: Path) -> Any:
     onnxruntime = import_module("onnxruntime")
 
     options = onnxruntime.SessionOptions()
-    # One, where several steps run at once instead.
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
+    # More would spin while they wait for each other: several steps run at once instead.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     # Patterns of memory would be kept of every width and history that ever ran.
     options.enable_mem_pattern = False
