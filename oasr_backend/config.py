@@ -36,10 +36,12 @@ class ModelSettings:
     dtype: str = "float32"
     # What the model speaks; a stream that asks for another language is refused.
     language: str = ""
-    # CPU threads of one step, MAX_THREADS at most; 0: PyTorch's choice, or 1 beside other steps.
+    # CPU threads of PyTorch in one step, MAX_THREADS at most; 0: its choice, or 1 beside other
+    # steps. The graph of an encoder (cpu_encoder) has one.
     num_threads: int = 0
-    # What runs the encoder on a CPU. onnx: ONNX Runtime, by a graph that is made when the model is
-    # loaded; onnx_int8: the same with weights of 8 bits; auto: onnx where it can be had.
+    # What runs the encoder on a CPU. onnx: ONNX Runtime, by a graph that is made once and kept;
+    # onnx_int8: the same with weights of 8 bits, faster, and some texts differ; pytorch; auto: onnx
+    # where it can be had, and PyTorch until a graph is there.
     cpu_encoder: str = "auto"
 
     def __post_init__(self) -> None:

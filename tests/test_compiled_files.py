@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -85,7 +86,10 @@ def chosen(encoder: StreamingEncoder, folder: Path, chosen_by: str = "auto") -> 
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Without the checksums, of which each graph has a file."""
+    graphs = len(list(folder.glob("*.onnx")))
+    assert len(list(folder.glob("*.sums"))) == graphs or not graphs
+    return sorted(path.name for path in folder.iterdir() if path.suffix != ".sums")
 
 
 # What is served
@@ -223,6 +227,48 @@ def test_a_file_that_is_not_the_encoders_is_made_anew(
     assert len(path.read_bytes()) == len(whole)
 
 
+def test_one_changed_byte_of_a_large_table_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where no trial looks: it reads the first rows of a table alone."""
+    monkeypatch.setattr(large_tensors, "_LEAST_BYTES", 4096)
+    before = step_of(chosen(golden_encoder(), tmp_path, "onnx"))
+    graph, data = names(tmp_path)
+    path = tmp_path / data
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 0x40
+    path.write_bytes(whole)
+    np.testing.assert_array_equal(step_of(chosen(golden_encoder(), tmp_path, "onnx")), before)
+    assert f"event=encoder_file_refused file={tmp_path / graph} reason=it is not" in caplog.text
+    assert path.read_bytes() != whole
+
+
+def test_a_graph_that_finds_no_room_is_told_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(choice, "write_graph", full)
+    encoder = Doubling()
+    assert chosen(encoder, tmp_path) is encoder
+    (record,) = [one for one in caplog.records if "event=encoder_eager" in one.message]
+    assert record.levelno == logging.WARNING
+    assert "No space left" in record.message
+    assert "make room, or set XDG_CACHE_HOME" in record.message
+
+
+def test_the_runtime_reports_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    chosen(Doubling(), tmp_path)
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+
+
+def test_a_kept_graph_may_be_read_by_other_users(tmp_path: Path) -> None:
+    chosen(golden_encoder(), tmp_path, "onnx")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+
+
 def test_a_folder_that_cannot_be_written_to_keeps_nothing_and_stops_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,7 +342,7 @@ def test_a_large_table_lies_in_a_file_of_its_own(
         np.testing.assert_array_equal(step_of(chosen(golden_encoder(), folder, "onnx")), plain)
         assert names(folder) == [graph, data]
     GraphFiles(folder).forget(graph)
-    assert not names(folder)
+    assert not list(folder.iterdir())
 
 
 def test_a_name_follows_from_all_that_a_graph_follows_from() -> None:

@@ -29,6 +29,10 @@ class _NotCompiledError(Exception):
     """Why an encoder is served as it came."""
 
 
+class _NotMadeYetError(_NotCompiledError):
+    """That is no fault."""
+
+
 def compiled_encoder(  # noqa: PLR0913 - two have a default
     encoder: StreamingEncoder,
     *,
@@ -51,7 +55,8 @@ def compiled_encoder(  # noqa: PLR0913 - two have a default
     another one is returned. Raises ConfigError where an explicit choice cannot be honoured.
     """
     if choice == PYTORCH:
-        return _eager(encoder, "cpu_encoder=pytorch")
+        logger.info("event=encoder_eager reason=cpu_encoder=pytorch")
+        return encoder
     kind = ONNX if choice == AUTO else choice
     if kind not in MOST_ERROR:
         known = ", ".join((AUTO, ONNX, ONNX_INT8, PYTORCH))
@@ -61,7 +66,9 @@ def compiled_encoder(  # noqa: PLR0913 - two have a default
         return _compiled(encoder, kind, shape, files or GraphFiles(), may_export=may_export)
     except _NotCompiledError as error:
         if choice == AUTO:
-            return _eager(encoder, str(error))
+            level = logging.INFO if isinstance(error, _NotMadeYetError) else logging.WARNING
+            logger.log(level, "event=encoder_eager reason=%s", error)
+            return encoder
         raise ConfigError(
             f"cpu_encoder={choice}: {error}; mend that, or set cpu_encoder=auto or pytorch"
         ) from error
@@ -77,11 +84,6 @@ def _missing_packages() -> list[str]:
     return [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]
 
 
-def _eager(encoder: StreamingEncoder, reason: str) -> StreamingEncoder:
-    logger.info("event=encoder_eager reason=%s", reason)
-    return encoder
-
-
 def _compiled(
     encoder: StreamingEncoder, kind: str, shape: StepShape, files: GraphFiles, *, may_export: bool
 ) -> SessionEncoder:
@@ -94,21 +96,22 @@ def _compiled(
     name = f"{graph_digest(encoder, shape)}{'' if kind == ONNX else '.int8'}.onnx"
     kept = files.find(name)
     if kept is not None:
-        try:
-            compiled = _tried(encoder, kept, kind, shape, BRIEF)
-        except _NotCompiledError as error:
-            logger.warning("event=encoder_file_refused file=%s reason=%s", kept, error)
-            files.forget(name)
-        else:
-            _log(kind, "kept file", began)
-            return compiled
+        compiled = _tried(encoder, kept, kind, shape, BRIEF)
+        _log(kind, "kept file", began)
+        return compiled
     if not may_export:
-        raise _NotCompiledError("its graph is not made yet")
-    with files.staging() as folder:
-        path = folder / name
-        _write(encoder, kind, shape, path)
-        compiled = _tried(encoder, path, kind, shape, WHOLE)
-        files.keep(path)
+        raise _NotMadeYetError("its graph is not made yet")
+    try:
+        with files.staging() as folder:
+            path = folder / name
+            _write(encoder, kind, shape, path)
+            compiled = _tried(encoder, path, kind, shape, WHOLE)
+            files.keep(path)
+    except OSError as error:
+        raise _NotCompiledError(
+            f"its graph cannot be written ({error}); make room, or set XDG_CACHE_HOME to a folder "
+            "that has some"
+        ) from error
     _log(kind, "exported", began)
     return compiled
 
@@ -119,11 +122,13 @@ def _log(kind: str, origin: str, began: float) -> None:
 
 
 def _write(encoder: StreamingEncoder, kind: str, shape: StepShape, path: Path) -> None:
-    """Writes the graph. Raises _NotCompiledError for whatever stops the exporter."""
+    """Writes the graph. Raises OSError, and _NotCompiledError for what stops the exporter."""
     write = write_graph if kind == ONNX else write_quantised
     try:
         write(encoder, shape, path)
         split_large_tensors(path)
+    except OSError:
+        raise
     except Exception as error:
         logger.debug("event=encoder_not_exported", exc_info=error)
         raise _NotCompiledError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import shutil
@@ -35,20 +36,31 @@ class GraphFiles:
         return self._roomy() is not None
 
     def find(self, name: str) -> Path | None:
-        """The file of that name, if there is one; it counts as used now."""
+        """The file of that name, if it is as it was kept; it counts as used now.
+
+        One that is not is removed, and the log says so.
+        """
         path = self._folder / name
         if not path.is_file():
+            return None
+        if not _is_sound(path):
+            logger.warning(
+                "event=encoder_file_refused file=%s reason=%s",
+                path,
+                "it is not as it was kept, and is made anew",
+            )
+            self.forget(name)
             return None
         with contextlib.suppress(OSError):  # A folder that came with an image is read alone.
             os.utime(path)
         return path
 
     def forget(self, name: str) -> None:
-        """Removes a file that turned out to be of no use."""
-        with contextlib.suppress(OSError):
-            (self._folder / name).unlink()
-        with contextlib.suppress(OSError):
-            data_path(self._folder / name).unlink()
+        """Removes a graph with what lies beside it."""
+        path = self._folder / name
+        for part in (path, data_path(path), _sums_path(path)):
+            with contextlib.suppress(OSError):
+                part.unlink()
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -63,9 +75,12 @@ class GraphFiles:
         """
         try:
             target = self._folder / path.name
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(data_path(path), data_path(target))
-            os.replace(path, target)
+            _sums_path(path).write_text(_sums_of(path), encoding="ascii")
+            # The graph last: where it is, the others are.
+            for part in (data_path, _sums_path, Path):
+                with contextlib.suppress(FileNotFoundError):
+                    part(path).chmod(0o644)
+                    os.replace(part(path), part(target))
             self._prune()
         except OSError as error:
             logger.warning(
@@ -96,3 +111,32 @@ class GraphFiles:
         for folder in self._folder.glob(f"{_STAGING}*"):
             if folder.stat().st_mtime < time.time() - _LONGEST_MAKING_S:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sums_path(graph: Path) -> Path:
+    """Where the checksums of a graph and of its large tensors lie."""
+    return graph.with_name(f"{graph.name}.sums")
+
+
+def _sums_of(graph: Path) -> str:
+    return "".join(f"{_sum_of(path)}\n" for path in (graph, data_path(graph)))
+
+
+def _sum_of(path: Path) -> str:
+    """Hexadecimal; "-" for no file."""
+    told = hashlib.blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                told.update(block)
+    except OSError:
+        return "-"
+    return told.hexdigest()
+
+
+def _is_sound(graph: Path) -> bool:
+    """Whether a graph and its large tensors are those that were kept."""
+    try:
+        return _sums_path(graph).read_text(encoding="ascii") == _sums_of(graph)
+    except (OSError, ValueError):
+        return False

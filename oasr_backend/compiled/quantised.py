@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from importlib import import_module
 from pathlib import Path
 
 from oasr_backend.compiled.exporter import StepShape, write_graph
+from oasr_backend.compiled.session import import_runtime
 from oasr_backend.models.base import StreamingEncoder
 
 
@@ -16,7 +16,7 @@ def write_quantised(encoder: StreamingEncoder, shape: StepShape, path: Path) -> 
 
     A row's result depends on the rows beside it: they share the scale of their inputs.
     """
-    quantization = import_module("onnxruntime.quantization")
+    quantization = import_runtime("onnxruntime.quantization")
 
     with tempfile.TemporaryDirectory(dir=path.parent) as staging:
         exact = Path(staging, "float.onnx")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,11 +17,16 @@ Array = npt.NDArray[Any]
 Arrays = Mapping[str, Array]
 
 
+def import_runtime(name: str = "onnxruntime") -> Any:
+    """The package, which eager serving does without, or a module of it."""
+    # Builds of it report to their maker unless they are told not to.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    return import_module(name)
+
+
 def open_session(path: Path) -> Any:
     """An `onnxruntime.InferenceSession`. Raises whatever that does for a file it cannot read."""
-    # Eager serving does without it.
-    onnxruntime = import_module("onnxruntime")
-
+    onnxruntime = import_runtime()
     options = onnxruntime.SessionOptions()
     # More would spin while they wait for each other: several steps run at once instead.
     options.intra_op_num_threads = options.inter_op_num_threads = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,6 +42,8 @@ from oasr_backend.streaming.self_test import SelfTest
 from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
 from oasr_backend.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 #: What makes a runner of a model, its store and the shape of a step's windows.
 MakeRunner = Callable[..., Any]
@@ -259,7 +262,8 @@ def _cpu_encoder(
                 f"cpu_encoder={choice} runs in float32, and dtype={dtype}; leave dtype out, or set "
                 "cpu_encoder=auto or pytorch"
             )
-        choice = "pytorch"
+        logger.info("event=encoder_eager reason=dtype=%s, and graphs run in float32", dtype)
+        return model.encoder
     geometry = model.window_geometry(config.cache.chunk_size)
     return compiled_encoder(
         model.encoder,
