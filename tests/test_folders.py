@@ -1,4 +1,4 @@
-"""Where caches lie: the user's folder, else a temporary one that nobody else could fill."""
+"""Where caches lie: the user's folder, else a temporary one that only the user can fill."""
 
 from __future__ import annotations
 
