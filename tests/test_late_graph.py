@@ -65,8 +65,7 @@ def test_the_changeover_waits_for_a_step_that_goes_on() -> None:
             return
         forward.set()
         changing.start()
-        # Long enough for a changeover that does not wait.
-        changing.join(0.5)
+        wait_until(lambda: bool(engine._lanes._waiters), what="it waits for the step")
         seen.append(encoder_of(engine))
 
     changing = threading.Thread(target=take_kept_graph, args=(engine,))

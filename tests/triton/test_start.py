@@ -82,12 +82,16 @@ def test_a_first_start_serves_at_once_and_by_its_graph_later(
         return event in log_path.read_text(encoding="utf-8")
 
     assert has_told("event=encoder_eager reason=its graph is not made yet")
-    texts, number = [], 0
+    texts = list[tuple[int, str]]()
     with Wire(first_server, "oasr_streaming") as wire:
-        while not has_told("event=graph_taken is_taken=True"):
-            number += 1
+
+        def is_taken() -> bool:
+            number = len(texts) + 1
             texts.append((number % 3, wire.send(number, recordings[number % 3], "SE")))
             assert not has_told("event=graph_not_")
+            return has_told("event=graph_taken is_taken=True")
+
+        wait_until(is_taken, what="the graph takes over")
         texts += [(index, wire.send(1000 + index, recordings[index], "SE")) for index in range(3)]
     assert len(texts) > 3
     assert all(text == expected[index] for index, text in texts)
