@@ -6,16 +6,20 @@ import itertools
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
 
+from oasr_backend import parity
+from oasr_backend.compiled import SessionEncoder
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import InvalidRequestError
 from oasr_backend.parity import decode_features, stream_log_probs, stream_transcript
 from oasr_backend.streaming import assemble
+from oasr_backend.streaming.engine import Engine
 from tests.conftest import GOLDEN_DIR
 from tests.same_results import TOLERANCE
 
@@ -76,6 +80,18 @@ def goldens() -> dict[str, Golden]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _served_by_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU serves by default; an encoder that fell back to PyTorch would prove nothing."""
+
+    def assemble_compiled(*args: Any, **more: Any) -> Engine:
+        engine = assemble.assemble(*args, **more)
+        assert isinstance(engine.parts.model.encoder, SessionEncoder)
+        return engine
+
+    monkeypatch.setattr(parity, "assemble", assemble_compiled)
+
+
 @pytest.fixture(params=sorted(goldens()))
 def golden(request: pytest.FixtureRequest) -> Golden:
     return goldens()[request.param]
@@ -111,6 +127,7 @@ def test_log_probs_of_the_encoder_in_pytorch_equal_those_of_wenet(
 ) -> None:
     """The other tests of this file see what a CPU serves; this is what the graph was made from."""
     monkeypatch.setattr(assemble, "compiled_encoder", lambda encoder, **_: encoder)
+    monkeypatch.setattr(parity, "assemble", assemble.assemble)
     test_log_probs_equal_those_of_wenet(golden)
 
 
