@@ -44,8 +44,9 @@ class StepBench:
         generator = np.random.default_rng(0)
         rows = self.runner.next_staging()[FLOAT32][:width]
         rows[:] = generator.standard_normal(rows.shape) * 0.05
-        num_frames_B = np.full(width, engine.config.cache.chunk_size)
-        self.batch = StepBatch(StepRows(np.array(self._slots), num_frames_B), rows)
+        num_frames_B = np.full(width, self._store.chunk_frames)
+        num_real_B = np.full(width, engine.parts.geometry.window_frames)
+        self.batch = StepBatch(StepRows(np.array(self._slots), num_frames_B, num_real_B), rows)
 
     def close(self) -> None:
         for slot in self._slots:

@@ -31,13 +31,13 @@ class Stepper:
     @torch.inference_mode()
     def step(self, windows_BS: Tensor, num_frames: list[int], *, width: int) -> Tensor:
         """(B, T, V) logits of the real rows; rows past them are the padding lane's."""
-        rows = StepRows(self.slots_B, np.array(num_frames))
+        rows = StepRows(self.slots_B, np.array(num_frames), np.full(len(num_frames), 67))
         self._store.prepare(rows.slots_B)
-        rows_3W = np.empty((3, width), dtype=np.int64)
-        self._store.write_row_data(rows, rows_3W)
+        rows_4W = np.empty((4, width), dtype=np.int64)
+        self._store.write_row_data(rows, rows_4W)
         padded_WS = self._lane_S.repeat(width, 1)
         padded_WS[: rows.width] = windows_BS
-        padded = self._engine.parts.runner.device_step(padded_WS, torch.from_numpy(rows_3W))
+        padded = self._engine.parts.runner.device_step(padded_WS, torch.from_numpy(rows_4W))
         output = padded.first(rows.width)
         self._store.commit(rows, output)()
         return output.heads["ctc"].clone()

@@ -52,18 +52,49 @@ class StagedSlotTensor(SlotTensor):
     """Rows whose new contents wait for `store`, so that a step that fails can be run again."""
 
     _staged: list[Tensor] = field(default_factory=list)
+    # The newest frames of a sliding window, and the axis that they are on.
+    _rolled: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def gather(self) -> Tensor:
-        return self._staged[0].clone() if self._staged else super().gather()
+        if self._staged:
+            return self._staged[0].clone()
+        rows = super().gather()
+        return rolled(rows, *self._rolled[0]) if self._rolled else rows
 
     def scatter(self, new: Tensor) -> None:
         self.check_rows(new)
+        self._rolled.clear()
         self._staged[:] = [new]
 
+    def roll_in(self, new: Tensor, *, axis: int) -> None:
+        """Hands over a sliding window's newest frames; as many of the oldest go.
+
+        `new` is shaped like what `gather` returns, but for `axis`, on which the frames lie. Before
+        `store` the rows are what they were, for `layer` too.
+        """
+        self._staged.clear()
+        self._rolled[:] = [(new, axis)]
+
+    def layer(self, number: int) -> SlotTensor:
+        """The rows of one layer as they are stored, where axis 0 counts layers and 1 slots."""
+        return SlotTensor(self.buffer[number], self.slot_ids)
+
     def store(self) -> None:
-        """Overwrites the rows with what was scattered last, if anything was."""
-        if self._staged:
+        """Overwrites the rows with what was handed over last, if anything was."""
+        if self._rolled:
+            new, axis = self._rolled.pop()
+            super().scatter(rolled(super().gather(), new, axis))
+        elif self._staged:
             super().scatter(self._staged.pop())
+
+
+def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
+    """A sliding window with `new` frames at its end and as many of its oldest gone."""
+    size, num_new = rows.shape[axis], new.shape[axis]
+    if num_new >= size:
+        return new.narrow(axis, num_new - size, size)
+    kept = rows.narrow(axis, num_new, size - num_new)
+    return torch.cat((kept, new.to(rows.dtype)), dim=axis)
 
 
 class SlotStates:

@@ -11,7 +11,7 @@ from oasr_backend.decoders.base import SearchKind
 from oasr_backend.decoders.second_pass.base import NoDecoder
 from oasr_backend.errors import CheckpointError
 from oasr_backend.features import FrameGeometry
-from oasr_backend.models import AcousticModel, CtcHead, EncoderSpec
+from oasr_backend.models import AcousticModel, ChunkedSpec, CtcHead
 from oasr_backend.models.rescoring import RescoringDecoder
 from oasr_backend.text.tokenizer import Tokenizer
 
@@ -20,6 +20,7 @@ from oasr_backend.text.tokenizer import Tokenizer
 class CheckpointInfo:
     """What is known of a checkpoint before its weights are read.
 
+    encoder     what it reads and keeps under any settings; an EncoderSpec, or what makes one
     searches    what can decode it, by the name that a stream asks for; the first is the default
     vocab_size  units that it tells apart; None where only the weights say it
     tokenizer   of its units, where they are read before the weights
@@ -27,7 +28,7 @@ class CheckpointInfo:
     Raises CheckpointError for no searches, and for one under another name than its own.
     """
 
-    encoder: EncoderSpec
+    encoder: ChunkedSpec
     frames: FrameGeometry
     searches: Mapping[str, SearchKind]
     vocab_size: int | None

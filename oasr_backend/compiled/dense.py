@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oasr_backend.cache.state import rolled
 from oasr_backend.errors import StreamStateError
 
 
@@ -75,3 +76,10 @@ class DenseState:
 
     def scatter(self, new: Tensor) -> None:
         self._rows = new
+
+    def roll_in(self, new: Tensor, *, axis: int) -> None:
+        self._rows = rolled(self._rows, new, axis)
+
+    def layer(self, number: int) -> DenseState:
+        """One layer's rows, where axis 0 counts layers."""
+        return DenseState(self._rows[number])

@@ -1,7 +1,7 @@
 """Audio in, normalised features out: buffering, resampling, frame arithmetic, front ends."""
 
-from oasr_backend.features.audio_buffer import AudioBuffer
-from oasr_backend.features.base import Frontend
+from oasr_backend.features.audio_buffer import AudioBuffer, WindowFrames
+from oasr_backend.features.base import FeaturePadding, Frontend
 from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
@@ -14,12 +14,14 @@ __all__ = [
     "MIN_RATE_HZ",
     "AudioBuffer",
     "FbankConfig",
+    "FeaturePadding",
     "FrameGeometry",
     "Frontend",
     "GlobalCmvn",
     "KaldiFrontend",
     "LogMelFilterbank",
     "StreamingResampler",
+    "WindowFrames",
     "WindowGeometry",
     "decode_alaw",
     "decode_mulaw",

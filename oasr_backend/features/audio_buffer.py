@@ -10,6 +10,7 @@ Consecutive windows overlap by the encoder's right context, so nothing is carrie
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,13 @@ from oasr_backend.errors import StreamStateError
 from oasr_backend.features.geometry import WindowGeometry
 from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, check_samples
 from oasr_backend.types import Pcm16, Samples
+
+
+class WindowFrames(NamedTuple):
+    """Feature frames of one window: `num_valid` are heard, the first `num_real` hold samples."""
+
+    num_valid: int
+    num_real: int
 
 
 class AudioBuffer:
@@ -105,11 +113,11 @@ class AudioBuffer:
         self.num_ready_windows = 0
         self._pass(self._buffered_samples)
 
-    def pop_window(self, into: Samples | Pcm16) -> int:
+    def pop_window(self, into: Samples | Pcm16) -> WindowFrames:
         """Writes the next window into a row of `window_samples` and moves on by a stride.
 
-        The row is float32, or int16 where `holds_pcm16`. Returns the number of valid feature
-        frames; samples after the last of them are zero. Raises StreamStateError, and moves
+        The row is float32, or int16 where `holds_pcm16`. Returns its feature frames;
+        samples after the last valid one are zero. Raises StreamStateError, and moves
         nothing, if no window is ready or the row doesn't fit.
         """
         geometry = self.geometry
@@ -134,7 +142,7 @@ class AudioBuffer:
         self._pass(min(geometry.stride_samples, self._buffered_samples))
         self._popped_windows += 1
         self.num_ready_windows -= 1
-        return num_frames
+        return WindowFrames(num_frames, num_frames)
 
     def check_integrity(self) -> None:
         """Raises StreamStateError unless counters and held samples agree."""

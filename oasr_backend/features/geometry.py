@@ -29,9 +29,12 @@ class FrameGeometry:
     frame_length_samples: int
     frame_shift_samples: int
     num_bins: int
+    # False: the audio is mirrored at its ends, so that frames lie around whole shifts.
+    snips_edges: bool = True
 
     def __post_init__(self) -> None:
-        check_whole("the front end's geometry", least=1, **vars(self))
+        sizes = {name: value for name, value in vars(self).items() if name != "snips_edges"}
+        check_whole("the front end's geometry", least=1, **sizes)
         if self.frame_length_samples < self.frame_shift_samples:
             raise ConfigError(
                 f"frame of {self.frame_length_samples} samples is shorter than its shift of "
@@ -61,6 +64,8 @@ class WindowGeometry:
     stride_frames: int
     min_frames: int
     subsampling: int
+    # Feature frames of padding behind the last real one at END; None: a window of silent samples.
+    tail_frames: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.stride_frames, self.subsampling, self.min_frames) < 1:
@@ -81,18 +86,25 @@ class WindowGeometry:
 
     @classmethod
     def of(
-        cls, frames: FrameGeometry, *, chunk_size: int, subsampling: int, right_context_frames: int
+        cls,
+        frames: FrameGeometry,
+        *,
+        chunk_frames: int,
+        subsampling: int,
+        right_context_frames: int,
+        tail_frames: int | None = None,
     ) -> WindowGeometry:
-        """The window of an encoder that gives `chunk_size` encoder frames at a time.
+        """The window of an encoder that gives `chunk_frames` encoder frames at a time.
 
         `right_context_frames`: feature frames after its first that one encoder frame needs.
         """
         return cls(
             frames,
-            window_frames=(chunk_size - 1) * subsampling + right_context_frames + 1,
-            stride_frames=chunk_size * subsampling,
+            window_frames=(chunk_frames - 1) * subsampling + right_context_frames + 1,
+            stride_frames=chunk_frames * subsampling,
             min_frames=right_context_frames + 1,
             subsampling=subsampling,
+            tail_frames=tail_frames,
         )
 
     @cached_property
@@ -110,6 +122,18 @@ class WindowGeometry:
     def num_encoder_frames(self, num_frames: int) -> int:
         """Encoder frames that come out of `num_frames` valid feature frames of one window."""
         return count_windows(num_frames, self.min_frames, self.subsampling)
+
+    def num_windows_of(self, num_frames: int, *, pads_tail: bool) -> int:
+        """All windows of a stream that has ended after `num_frames` feature frames.
+
+        With `pads_tail` those are followed by `tail_frames` of padding, and every window counts in
+        which a frame of either begins.
+        """
+        if not pads_tail:
+            return count_windows(num_frames, self.min_frames, self.stride_frames)
+        if self.tail_frames is None or not num_frames:
+            return 0
+        return -(-(num_frames + self.tail_frames) // self.stride_frames)
 
     def num_full_windows(self, num_samples: int) -> int:
         """Windows that `num_samples` from the next window's first on fill."""

@@ -3,6 +3,8 @@
 from oasr_backend.models.acoustic_model import AcousticModel, ModelOutput
 from oasr_backend.models.base import (
     AttentionSpec,
+    ChunkedSpec,
+    ChunkSettings,
     EncoderCaches,
     EncoderSpec,
     LeftChunks,
@@ -16,6 +18,8 @@ from oasr_backend.models.heads import CtcHead, Head
 __all__ = [
     "AcousticModel",
     "AttentionSpec",
+    "ChunkSettings",
+    "ChunkedSpec",
     "ConformerConfig",
     "ConformerEncoder",
     "CtcHead",

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.errors import ConfigError, shown
 from oasr_backend.features import Frontend, WindowGeometry
-from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
+from oasr_backend.models.base import ChunkSettings, EncoderCaches, EncoderSpec, StreamingEncoder
 from oasr_backend.models.heads import Head
 
 
@@ -54,6 +55,9 @@ class AcousticModel(nn.Module):
         self.frontend = frontend
         self.encoder = encoder
         self.heads = nn.ModuleDict(dict(zip(names, heads, strict=True)))
+        # The same, typed: a ModuleDict forgets of which class they are.
+        self._head_of: dict[str, Head] = dict(zip(names, heads, strict=True))
+        self._head_states = tuple(spec for head in heads for spec in head.state_specs)
         self._dtype = torch.float32
         # Constant, and some encoders make it anew each time that it is asked for.
         self._spec = encoder.spec
@@ -62,13 +66,24 @@ class AcousticModel(nn.Module):
     def spec(self) -> EncoderSpec:
         return self._spec
 
-    def window_geometry(self, chunk_size: int) -> WindowGeometry:
-        """The windows, in samples at the model's rate, that give `chunk_size` encoder frames."""
+    @property
+    def state_specs(self) -> tuple[StreamStateSpec, ...]:
+        """Every declared state: those of the encoder, then those of the heads."""
+        return (*self.spec.state_specs, *self._head_states)
+
+    def set_chunks(self, chunks: ChunkSettings) -> None:
+        """Fixes what a step reads. Raises ConfigError for settings that the encoder refuses."""
+        self._spec = self.encoder.set_chunks(chunks)
+
+    def window_geometry(self) -> WindowGeometry:
+        """The windows of a step, in samples at the model's rate; known once chunks are set."""
+        padding = self.frontend.padding
         return WindowGeometry.of(
             self.frontend.geometry,
-            chunk_size=chunk_size,
+            chunk_frames=self.spec.chunk_frames,
             subsampling=self.spec.subsampling_rate,
             right_context_frames=self.spec.right_context_frames,
+            tail_frames=None if padding is None else padding.tail_frames,
         )
 
     def prepare(self, *, device: torch.device, dtype: torch.dtype, num_positions: int) -> None:
@@ -84,18 +99,26 @@ class AcousticModel(nn.Module):
         self.heads.to(dtype)
         self._dtype = dtype
 
-    def forward_audio(self, samples_BS: Tensor, caches: EncoderCaches) -> ModelOutput:
-        """(B, S) samples in [-1, 1] to frames and outputs, in the weights' dtype."""
-        return self._forward_normal(self.frontend(samples_BS), caches)
+    def forward_audio(
+        self, samples_BS: Tensor, caches: EncoderCaches, num_real_B: Tensor
+    ) -> ModelOutput:
+        """(B, S) samples in [-1, 1] to frames and outputs, in the weights' dtype.
 
-    def forward_features(self, features_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
-        """(B, W, F) features before normalisation to frames and outputs, in the weights' dtype."""
-        return self._forward_normal(self.frontend.normalise(features_BWF), caches)
+        The first `num_real_B` (B,) int64 feature frames of a window have their samples in it.
+        """
+        return self.forward_features(self.frontend.features(samples_BS), caches, num_real_B)
+
+    def forward_features(
+        self, features_BWF: Tensor, caches: EncoderCaches, num_real_B: Tensor
+    ) -> ModelOutput:
+        """(B, W, F) features before padding and normalisation to frames and outputs."""
+        padded_BWF = self.frontend.pad(features_BWF, num_real_B)
+        return self._forward_normal(self.frontend.normalise(padded_BWF), caches)
 
     def _forward_normal(self, normal_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
         encoded_BTD = self.encoder.forward_chunk(normal_BWF.to(self._dtype), caches)
         self._check_frames(encoded_BTD, normal_BWF)
-        outputs = {name: head(encoded_BTD) for name, head in self.heads.items()}
+        outputs = {name: head.step(encoded_BTD, caches) for name, head in self._head_of.items()}
         # Last, so that a step that runs out of memory can be tried again in halves.
         caches.store()
         return ModelOutput(encoded_BTD, outputs)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -63,6 +64,21 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class ChunkSettings:
+    """The server's `chunk_size` and `num_left_chunks`, in the words of the checkpoint's toolkit."""
+
+    chunk_size: int
+    num_left_chunks: int
+
+
+class ChunkedSpec(Protocol):
+    """What an encoder reads and keeps, where that follows from the server's settings too."""
+
+    def under(self, chunks: ChunkSettings) -> EncoderSpec:
+        """Raises ConfigError for settings that the encoder was not made for, by their names."""
+
+
+@dataclass(frozen=True)
 class EncoderSpec:
     """The geometry of an encoder: what it reads in a step and what it keeps between steps.
 
@@ -71,7 +87,8 @@ class EncoderSpec:
     right_context_frames  feature frames after its first that an encoder frame needs
     attention             its K/V history; None for an encoder without
     state_specs           what else it keeps of a stream, by name
-    chunk_sizes           encoder frames a step that it was trained with; empty: any
+    chunk_sizes           values of `chunk_size` that it was trained with; empty: any
+    chunk_frames          encoder frames a step; 0: as many as `chunk_size` says
 
     Raises ConfigError, by the field's name, for a size that is no whole number or is below 1, for a
     right context that would lose frames between two windows, and for names of states that repeat.
@@ -83,11 +100,13 @@ class EncoderSpec:
     attention: AttentionSpec | None = None
     state_specs: tuple[StreamStateSpec, ...] = ()
     chunk_sizes: tuple[int, ...] = ()
+    chunk_frames: int = 0
 
     def __post_init__(self) -> None:
         rate = self.subsampling_rate
         check_whole(_ENCODER, least=1, model_dim=self.model_dim, subsampling_rate=rate)
         check_whole(_ENCODER, least=0, right_context_frames=self.right_context_frames)
+        check_whole(_ENCODER, least=0, chunk_frames=self.chunk_frames)
         for chunk_size in self.chunk_sizes:
             check_whole(_ENCODER, least=1, chunk_sizes=chunk_size)
         if self.right_context_frames < rate - 1:
@@ -101,6 +120,11 @@ class EncoderSpec:
             raise ConfigError(
                 f"{_ENCODER}: state_specs are named {names}; give each a name of its own"
             )
+
+    def under(self, chunks: ChunkSettings) -> EncoderSpec:
+        """With the frames of a step. Raises ConfigError for a chunk size of no training."""
+        check_chunk_size(self, chunks.chunk_size)
+        return replace(self, chunk_frames=self.chunk_frames or chunks.chunk_size)
 
     def num_encoder_frames(self, window_frames: int) -> int:
         """T of a whole window of so many feature frames."""
@@ -145,7 +169,15 @@ class StreamingEncoder(nn.Module, ABC):
     @property
     @abstractmethod
     def spec(self) -> EncoderSpec:
-        """What the encoder reads and keeps; constant."""
+        """What the encoder reads and keeps; constant once `set_chunks` was called."""
+
+    def set_chunks(self, chunks: ChunkSettings) -> EncoderSpec:
+        """What it reads and keeps under these settings; called once, before anything is served.
+
+        An encoder whose `spec` follows from them overrides this. Raises ConfigError as
+        `EncoderSpec.under` does.
+        """
+        return self.spec.under(chunks)
 
     def tabulate_positions(self, num_positions: int) -> None:
         """Builds what depends on absolute positions 0 .. num_positions - 1.

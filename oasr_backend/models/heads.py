@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from oasr_backend.cache.state_spec import StreamStateSpec
+from oasr_backend.models.base import EncoderCaches
+
 
 class Head(nn.Module):
     """Encoder frames to what a search reads. A search names the head whose output it takes."""
 
     #: By which a search and a step's output know it.
     name: str
+    #: What it keeps of a stream between steps. Names differ from those of the encoder's states.
+    state_specs: tuple[StreamStateSpec, ...] = ()
+
+    def step(self, encoded_BTD: Tensor, caches: EncoderCaches) -> Tensor:  # noqa: ARG002
+        """What a step calls; a head with states reads and scatters them here, as encoders do."""
+        output: Tensor = self(encoded_BTD)
+        return output
 
     def forward(self, encoded_BTD: Tensor) -> Tensor:
         """(B, T, D) to (B, T, ...), frame by frame."""

@@ -17,8 +17,9 @@ import torch
 from oasr_backend.checkpoints import CheckpointInfo, open_checkpoint
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import InvalidRequestError
-from oasr_backend.features import WindowGeometry
+from oasr_backend.features import WindowFrames, WindowGeometry
 from oasr_backend.features.samples import FLOAT32
+from oasr_backend.models import ChunkSettings, EncoderSpec
 from oasr_backend.streaming.assemble import assemble, load_engine
 from oasr_backend.streaming.batching import StepBatch
 from oasr_backend.streaming.engine import Engine
@@ -38,17 +39,72 @@ def stream_log_probs(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> FloatArray:
-    """CTC log-probabilities (T', V) of log-mel features (T, F), chunk by chunk, no tail padding."""
+    """CTC log-probabilities (T', V) of log-mel features (T, F), chunk by chunk, no tail padding.
+
+    Raises InvalidRequestError for a checkpoint without a CTC head.
+    """
     config = ServingConfig.of(chunk_size=chunk_size, num_left_chunks=num_left_chunks, dtype=dtype)
     (decoded,) = decode_features(checkpoint_dir, [feats], config, device=device)
+    if decoded.log_probs_TV is None:
+        raise InvalidRequestError(
+            f"{checkpoint_dir} has no CTC head, so that there are no log-probabilities; ask "
+            "stream_tokens for what its other searches find"
+        )
     return decoded.log_probs_TV
+
+
+def stream_tokens(
+    checkpoint_dir: str | Path,
+    feats: FloatArray,
+    *,
+    chunk_size: int | None = None,
+    num_left_chunks: int | None = None,
+    lookahead: int | None = None,
+    decoder: str,
+    beam_size: int = 4,
+    language: str | None = None,
+    official_end: bool = True,
+    delays: Sequence[int] = (0,),
+    device: str = "cpu",
+    dtype: str = "float32",
+) -> list[tuple[list[int], list[int], float]]:
+    """Token ids, the encoder frames at which they appear, and the score, for each copy of a stream.
+
+    `feats` (T, F) are the family's own features; copy i enters after `delays[i]` steps. With
+    `official_end` the stream ends as the checkpoint's toolkit ends it, else behind the last encoder
+    frame that real features give. None for `chunk_size` or `num_left_chunks`: the server's default.
+
+    Raises InvalidRequestError for `lookahead` or `language`, which no family here has.
+    """
+    for name, value in (("lookahead", lookahead), ("language", language)):
+        if value is not None:
+            raise InvalidRequestError(
+                f"{name}={value!r}, but {checkpoint_dir} has no choice of it; leave it out"
+            )
+    stated = {"chunk_size": chunk_size, "num_left_chunks": num_left_chunks}
+    config = ServingConfig.of(
+        decoder=decoder,
+        beam_size=beam_size,
+        dtype=dtype,
+        **{name: value for name, value in stated.items() if value is not None},
+    )
+    found = decode_features(
+        checkpoint_dir,
+        [feats] * len(delays),
+        config,
+        delays=delays,
+        official_end=official_end,
+        device=device,
+    )
+    best = [decoded.hypothesis for decoded in found]
+    return [(list(one.tokens), list(one.times), one.score) for one in best]
 
 
 @dataclass(frozen=True)
 class DecodedFeatures:
-    """One stream's log-probabilities (T', V) and its best hypothesis."""
+    """One stream's log-probabilities (T', V), where there is a CTC head, and its hypotheses."""
 
-    log_probs_TV: FloatArray
+    log_probs_TV: FloatArray | None
     hypothesis: Hypothesis
 
 
@@ -58,19 +114,23 @@ def decode_features(
     config: ServingConfig,
     *,
     delays: Sequence[int] = (),
+    official_end: bool = False,
     device: str = "cpu",
 ) -> list[DecodedFeatures]:
-    """Streams of log-mel features (T, F) that share their steps.
+    """Streams of features (T, F) before normalisation, that share their steps.
 
     Stream i enters after `delays[i]` steps, so rows of one step stand at different offsets.
 
     Raises InvalidRequestError for features of another width, or too few for one encoder frame.
     """
     opened = open_checkpoint(checkpoint_dir)
+    spec = opened.info.encoder.under(
+        ChunkSettings(config.cache.chunk_size, config.cache.num_left_chunks)
+    )
     for feats_TF in feats:
-        _check_features(feats_TF, opened.info)
+        _check_features(feats_TF, opened.info, spec)
     engine = assemble(opened.load(), _roomy(config, feats), device=torch.device(device))
-    session = _FeatureSession(engine, feats)
+    session = _FeatureSession(engine, feats, official_end=official_end)
     waits = list(delays) or [0] * len(feats)
     step = 0
     while any(stream.num_ready for stream in session.streams):
@@ -80,8 +140,8 @@ def decode_features(
     return session.decoded()
 
 
-def _check_features(feats_TF: FloatArray, info: CheckpointInfo) -> None:
-    num_bins, least = info.frames.num_bins, info.encoder.right_context_frames + 1
+def _check_features(feats_TF: FloatArray, info: CheckpointInfo, spec: EncoderSpec) -> None:
+    num_bins, least = info.frames.num_bins, spec.right_context_frames + 1
     if feats_TF.ndim == 2 and feats_TF.shape[1] == num_bins and len(feats_TF) >= least:
         return
     raise InvalidRequestError(
@@ -91,62 +151,84 @@ def _check_features(feats_TF: FloatArray, info: CheckpointInfo) -> None:
 
 
 class _FeatureStream:
-    """Cuts features into the windows that `AudioBuffer` would cut of their audio."""
+    """Cuts features into the windows that `AudioBuffer` would cut of their audio.
 
-    def __init__(self, slot: int, feats_TF: FloatArray, geometry: WindowGeometry) -> None:
+    With `official_end` the stream ends as its toolkit ends it, where that pads features; else
+    behind the last encoder frame that real ones give.
+    """
+
+    def __init__(
+        self, slot: int, feats_TF: FloatArray, geometry: WindowGeometry, *, official_end: bool
+    ) -> None:
         self.slot = slot
         self.log_probs_TV: list[FloatArray] = []
         self._feats_TF, self._geometry = feats_TF, geometry
-        self._start = 0
+        self._is_padded = official_end and geometry.tail_frames is not None
+        self._num_popped = 0
 
     @property
     def num_ready(self) -> int:
-        return self._geometry.num_encoder_frames(len(self._feats_TF) - self._start)
+        """Windows that are left."""
+        num_frames = len(self._feats_TF)
+        num_windows = self._geometry.num_windows_of(num_frames, pads_tail=self._is_padded)
+        return num_windows - self._num_popped
 
-    def pop_window(self, into_WF: FloatArray) -> int:
-        """Writes the next window, zero past the last frame; returns its encoder frames."""
-        window_WF = self._feats_TF[self._start : self._start + self._geometry.window_frames]
+    def pop_window(self, into_WF: FloatArray) -> WindowFrames:
+        """Writes the next window, zero past the last frame."""
+        start = self._num_popped * self._geometry.stride_frames
+        window_WF = self._feats_TF[start : start + self._geometry.window_frames]
         into_WF[: len(window_WF)], into_WF[len(window_WF) :] = window_WF, 0.0
-        self._start += self._geometry.stride_frames
-        return self._geometry.num_encoder_frames(len(window_WF))
+        self._num_popped += 1
+        num_valid = self._geometry.window_frames if self._is_padded else len(window_WF)
+        return WindowFrames(num_valid, len(window_WF))
 
 
 class _FeatureSession:
     """Steps feature streams through an engine's store, model and decoder."""
 
-    def __init__(self, engine: Engine, feats: Sequence[FloatArray]) -> None:
+    def __init__(self, engine: Engine, feats: Sequence[FloatArray], *, official_end: bool) -> None:
         parts = engine.parts
-        self._store, frames = parts.store, parts.geometry.frames
+        self._store, self._geometry = parts.store, parts.geometry
         self._runner = EncoderRunner(
             parts.model,
             parts.store,
-            window_shape=(len(feats), parts.geometry.window_frames, frames.num_bins),
-        )
+            window_shape=(
+                len(feats), parts.geometry.window_frames, parts.geometry.frames.num_bins,
+            ),
+        )  # fmt: skip
         options = parts.admission.defaults
         self.streams = [
-            _FeatureStream(parts.store.open(options), array, parts.geometry) for array in feats
+            _FeatureStream(
+                parts.store.open(options), array, parts.geometry, official_end=official_end
+            )
+            for array in feats
         ]
 
     def step(self, streams: Sequence[_FeatureStream]) -> None:
         if not streams:
             return
         windows = self._runner.next_staging()[FLOAT32][: len(streams)]
+        popped = [one.pop_window(row) for one, row in zip(streams, windows, strict=True)]
         rows = StepRows(
             np.array([stream.slot for stream in streams]),
-            np.array([one.pop_window(row) for one, row in zip(streams, windows, strict=True)]),
+            np.array([self._geometry.num_encoder_frames(one.num_valid) for one in popped]),
+            np.array([one.num_real for one in popped]),
         )
         self._store.prepare(rows.slots_B)
         output = self._runner.forward(StepBatch(rows, windows))
-        log_probs_BTV = output.heads["ctc"].float().log_softmax(dim=-1)
+        logits_BTV = output.heads.get("ctc")
+        if logits_BTV is not None:
+            log_probs_BTV = logits_BTV.float().log_softmax(dim=-1).cpu().numpy()
+            for row, stream in enumerate(streams):
+                stream.log_probs_TV.append(log_probs_BTV[row, : rows.num_frames_B[row]])
         self._store.commit(rows, output)()
-        for row, stream in enumerate(streams):
-            num_frames = int(rows.num_frames_B[row])
-            stream.log_probs_TV.append(log_probs_BTV[row, :num_frames].cpu().numpy())
 
     def decoded(self) -> list[DecodedFeatures]:
         found = self._store.decoders.best([stream.slot for stream in self.streams])
         return [
-            DecodedFeatures(np.concatenate(stream.log_probs_TV), hypothesis)
+            DecodedFeatures(
+                np.concatenate(stream.log_probs_TV) if stream.log_probs_TV else None, hypothesis
+            )
             for stream, hypothesis in zip(self.streams, found, strict=True)
         ]
 

@@ -27,11 +27,10 @@ from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.device import on_device
 from oasr_backend.errors import ConfigError, InvalidRequestError
-from oasr_backend.features import AudioBuffer
+from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
-from oasr_backend.models.base import EncoderSpec, StreamingEncoder, check_chunk_size
-from oasr_backend.models.rescoring import RescoringDecoder
+from oasr_backend.models.base import ChunkSettings, EncoderSpec, StreamingEncoder
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.kv_plan import plan_kv
@@ -70,9 +69,10 @@ def load_engine(
     with on_device(where):
         opened = open_checkpoint(checkpoint_dir)
         # What needs no weights comes before the time that they take.
-        encoder, settings = opened.info.encoder, config.with_defaults(on_gpu=where.type == "cuda")
-        check_encoder(encoder, settings)
-        _kv_plan(encoder, settings, where)
+        settings = config.with_defaults(on_gpu=where.type == "cuda")
+        spec = opened.info.encoder.under(_chunks(settings))
+        check_encoder(spec)
+        _kv_plan(spec, settings, where)
         check_defaults(opened.info, config)
         language_model = None
         if opened.info.tokenizer is not None:
@@ -114,9 +114,8 @@ def take_kept_graph(engine: Engine) -> bool:
     return True
 
 
-def check_encoder(spec: EncoderSpec, config: ServingConfig) -> None:
-    """Raises ConfigError for an encoder that cannot be served under these settings."""
-    check_chunk_size(spec, config.cache.chunk_size)
+def check_encoder(spec: EncoderSpec) -> None:
+    """Raises ConfigError for an encoder that cannot be served."""
     for state in spec.state_specs:
         if state.persistent:
             raise ConfigError(
@@ -162,15 +161,16 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     Raises ConfigError for settings that do not fit the model, the device or each other.
     """
     config = config.with_defaults(on_gpu=device.type == "cuda")
-    check_encoder(checkpoint.model.spec, config)
+    checkpoint.model.set_chunks(_chunks(config))
+    check_encoder(checkpoint.model.spec)
     if language_model is None:
         language_model = _language_model(config.search, checkpoint.tokenizer, device)
     model, kv = _placed(checkpoint.model, config, device, may_export=may_export)
-    geometry = model.window_geometry(config.cache.chunk_size)
+    geometry = model.window_geometry()
     store = StreamStore(
         kv,
         SlotStates(
-            model.encoder.spec.state_specs,
+            model.state_specs,
             config.step.max_streams,
             device,
             dtype=getattr(torch, config.model.dtype),
@@ -180,10 +180,11 @@ def assemble(  # noqa: PLR0913 - all but three have a default
             checkpoint,
             config,
             device,
-            frame_s=geometry.encoder_frame_s,
+            geometry=geometry,
             language_model=language_model,
         ),
-        chunk_frames=config.cache.chunk_size,
+        chunk_frames=model.spec.chunk_frames,
+        window_frames=geometry.window_frames,
         further=further,
     )
     streams = StreamRegistry(
@@ -225,10 +226,11 @@ def try_out(engine: Engine) -> None:
 
 def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> CacheConfig | None:
     """None for an encoder without attention. Raises ConfigError for a pool that does not fit."""
-    if spec.attention is None:
-        return None
-    dtype = getattr(torch, config.model.dtype)
-    return plan_kv(config, spec.attention, device=device, dtype=dtype)
+    return plan_kv(config, spec, device=device, dtype=getattr(torch, config.model.dtype))
+
+
+def _chunks(config: ServingConfig) -> ChunkSettings:
+    return ChunkSettings(config.cache.chunk_size, config.cache.num_left_chunks)
 
 
 def _placed(
@@ -244,7 +246,7 @@ def _placed(
     model.prepare(
         device=device,
         dtype=getattr(torch, config.model.dtype),
-        num_positions=num_positions + config.cache.chunk_size,
+        num_positions=num_positions + model.spec.chunk_frames,
     )
     if device.type == "cpu":
         model.encoder = _cpu_encoder(model, config, may_export=may_export)
@@ -264,11 +266,11 @@ def _cpu_encoder(
             )
         logger.info("event=encoder_eager reason=dtype=%s, and graphs run in float32", dtype)
         return model.encoder
-    geometry = model.window_geometry(config.cache.chunk_size)
+    geometry = model.window_geometry()
     return compiled_encoder(
         model.encoder,
         choice=choice,
-        chunk_frames=config.cache.chunk_size,
+        chunk_frames=model.spec.chunk_frames,
         window_frames=geometry.window_frames,
         num_features=geometry.frames.num_bins,
         may_export=may_export or choice != "auto",
@@ -280,7 +282,7 @@ def _decoders(
     config: ServingConfig,
     device: torch.device,
     *,
-    frame_s: float,
+    geometry: WindowGeometry,
     language_model: NgramScorer | None,
 ) -> DecoderGroup:
     tokenizer = checkpoint.tokenizer
@@ -293,7 +295,7 @@ def _decoders(
         ),
         tokenizer,
         vocab_size=tokenizer.vocab_size,
-        second_pass=_second_pass(checkpoint.second_pass, config, device, frame_s=frame_s),
+        second_pass=_second_pass(checkpoint, config, device, geometry),
         language_model=language_model,
     )
 
@@ -314,21 +316,18 @@ def _language_model(
 
 
 def _second_pass(
-    decoder: RescoringDecoder | NoDecoder,
-    config: ServingConfig,
-    device: torch.device,
-    *,
-    frame_s: float,
+    checkpoint: Checkpoint, config: ServingConfig, device: torch.device, geometry: WindowGeometry
 ) -> SecondPass:
     """Moves the attention decoder to the device, where the checkpoint has one."""
+    decoder = checkpoint.second_pass
     if isinstance(decoder, NoDecoder):
         return decoder
     dtype = getattr(torch, config.model.dtype)
     decoder.prepare(device=device, dtype=dtype)
     frames = EncodedFrames(
-        block_frames=config.cache.chunk_size,
+        block_frames=checkpoint.model.spec.chunk_frames,
         model_dim=decoder.model_dim,
-        max_frames=round(config.search.rescoring_max_s / frame_s),
+        max_frames=round(config.search.rescoring_max_s / geometry.encoder_frame_s),
         device=device,
         dtype=dtype,
     )

@@ -92,7 +92,8 @@ def stack_windows(
     all_pcm16 = all(stream.audio.holds_pcm16 for stream in streams)
     windows = into[PCM16 if all_pcm16 else FLOAT32][: len(streams)]
     popped = [stream.audio.pop_window(row) for stream, row in zip(streams, windows, strict=True)]
+    valid_B, real_B = np.array(popped, dtype=np.int64).reshape(-1, 2).T
     # Nearly all windows are full, so there are few numbers of frames.
-    encoder_frames = {frames: geometry.num_encoder_frames(frames) for frames in set(popped)}
-    num_frames_B = np.array([encoder_frames[frames] for frames in popped], dtype=np.int64)
-    return StepBatch(StepRows(slots_B, num_frames_B), windows)
+    encoder_frames = {valid: geometry.num_encoder_frames(valid) for valid in set(valid_B.tolist())}
+    num_frames_B = np.array([encoder_frames[valid] for valid in valid_B.tolist()], dtype=np.int64)
+    return StepBatch(StepRows(slots_B, num_frames_B, real_B), windows)

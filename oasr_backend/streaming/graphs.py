@@ -15,7 +15,7 @@ from oasr_backend.models.acoustic_model import ModelOutput
 
 logger = logging.getLogger(__name__)
 
-#: The device step: (W, S) windows and (3, W) row data to what the model makes of them.
+#: The device step: (W, S) windows and (4, W) row data to what the model makes of them.
 DeviceStep = Callable[[Tensor, Tensor], ModelOutput]
 _WARMUP_STEPS = 2
 
@@ -38,7 +38,7 @@ class CapturedStep:
 
     graph: torch.cuda.CUDAGraph
     windows: Tensor
-    rows_3W: Tensor
+    rows_4W: Tensor
     output: ModelOutput
 
 
@@ -65,8 +65,8 @@ class GraphRunner:
         self._pcm16 = torch.empty(0, dtype=torch.int16)
         self.widths = width_ladder(max_width)
 
-    def capture(self, pad_rows_3: Tensor) -> int:
-        """Captures every width, widest first, on rows of the padding lane (`pad_rows_3`, (3, 1)).
+    def capture(self, pad_rows_4: Tensor) -> int:
+        """Captures every width, widest first, on rows of the padding lane (`pad_rows_4`, (4, 1)).
 
         Returns the bytes of device memory that the graphs keep. Raises what the device raises.
         """
@@ -77,8 +77,8 @@ class GraphRunner:
             pool = torch.cuda.graph_pool_handle()
             for width in reversed(self.widths):
                 windows = torch.zeros((width, *self._window_shape), device=self._device)
-                rows_3W = pad_rows_3.repeat(1, width).contiguous()
-                self._captured[width] = self._capture_one(windows, rows_3W, pool)
+                rows_4W = pad_rows_4.repeat(1, width).contiguous()
+                self._captured[width] = self._capture_one(windows, rows_4W, pool)
             torch.cuda.synchronize()
             after, _ = torch.cuda.mem_get_info()
         return before - after
@@ -91,7 +91,7 @@ class GraphRunner:
         """The narrowest captured width that holds `num_rows`; None when there is none."""
         return min((width for width in self._captured if width >= num_rows), default=None)
 
-    def replay(self, windows: Tensor, rows_3W: Tensor) -> ModelOutput:
+    def replay(self, windows: Tensor, rows_4W: Tensor) -> ModelOutput:
         """Both on the host, pinned, with as many rows as a captured width. Output aliased.
 
         Windows are float32, or samples as int16.
@@ -103,19 +103,19 @@ class GraphRunner:
                 torch.mul(pcm16, float(PCM16_SCALE), out=captured.windows)
             else:
                 captured.windows.copy_(windows, non_blocking=True)
-            captured.rows_3W.copy_(rows_3W, non_blocking=True)
+            captured.rows_4W.copy_(rows_4W, non_blocking=True)
             captured.graph.replay()
         return captured.output
 
-    def _capture_one(self, windows: Tensor, rows_3W: Tensor, pool: Any) -> CapturedStep:
+    def _capture_one(self, windows: Tensor, rows_4W: Tensor, pool: Any) -> CapturedStep:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             # Kernels are compiled and libraries pick their algorithms before the capture.
             for _ in range(_WARMUP_STEPS):
-                self._step(windows, rows_3W)
+                self._step(windows, rows_4W)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            output = self._step(windows, rows_3W)
-        return CapturedStep(graph, windows, rows_3W, output)
+            output = self._step(windows, rows_4W)
+        return CapturedStep(graph, windows, rows_4W, output)

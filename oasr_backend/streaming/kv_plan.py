@@ -16,17 +16,20 @@ from oasr_backend.cache.sizing import (
 )
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models.base import AttentionSpec, TrainedWindow
+from oasr_backend.models.base import AttentionSpec, EncoderSpec, TrainedWindow
 
 
 def plan_kv(
-    config: ServingConfig, attention: AttentionSpec, *, device: torch.device, dtype: torch.dtype
-) -> CacheConfig:
-    """The cache geometry of an encoder's attention. A trained window overrides `num_left_chunks`.
+    config: ServingConfig, spec: EncoderSpec, *, device: torch.device, dtype: torch.dtype
+) -> CacheConfig | None:
+    """The cache geometry of an encoder's attention; None for an encoder without.
 
-    Raises ConfigError with the arithmetic, in terms of the settings.
+    A trained window overrides `num_left_chunks`. Raises ConfigError with the arithmetic, in terms
+    of the settings.
     """
-    geometry = _geometry(config, attention, device=device, dtype=dtype)
+    if spec.attention is None:
+        return None
+    geometry = _geometry(config, spec.attention, spec.chunk_frames, device=device, dtype=dtype)
     if geometry.peak_blocks is not None:
         # No row is ever longer than the peak.
         geometry = replace(geometry, max_blocks_per_seq=geometry.peak_blocks)
@@ -39,7 +42,12 @@ def plan_kv(
 
 
 def _geometry(
-    config: ServingConfig, attention: AttentionSpec, *, device: torch.device, dtype: torch.dtype
+    config: ServingConfig,
+    attention: AttentionSpec,
+    chunk_frames: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> CacheConfig:
     settings, span = config.cache, attention.span
     window_frames = span.frames if isinstance(span, TrainedWindow) else None
@@ -47,7 +55,7 @@ def _geometry(
         num_layers=attention.num_layers,
         n_kv_head=attention.num_kv_heads,
         head_dim=attention.head_dim,
-        chunk_size=settings.chunk_size,
+        chunk_size=chunk_frames,
         num_left_chunks=settings.num_left_chunks if window_frames is None else -1,
         window_frames=window_frames,
         prefill_kv_window=window_frames is not None,

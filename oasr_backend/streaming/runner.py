@@ -51,12 +51,12 @@ class _StagingBlock:
         codes = floats.view(torch.int16).flatten()[: floats.numel()].view(window_shape)
         self.windows = {FLOAT32: floats, PCM16: codes}
         self.arrays: Staging = {FLOAT32: floats.numpy(), PCM16: codes.numpy()}
-        self._rows = torch.zeros(3 * window_shape[0], dtype=torch.int64, pin_memory=is_pinned)
+        self._rows = torch.zeros(4 * window_shape[0], dtype=torch.int64, pin_memory=is_pinned)
 
     # The name carries its shape.
-    def rows_3W(self, width: int) -> Tensor:  # noqa: N802
+    def rows_4W(self, width: int) -> Tensor:  # noqa: N802
         """Contiguous: a strided copy would go through pageable memory and wait for the device."""
-        return self._rows[: 3 * width].view(3, width)
+        return self._rows[: 4 * width].view(4, width)
 
 
 class EncoderRunner:
@@ -112,7 +112,7 @@ class EncoderRunner:
             window_shape=tuple(window_shape),
             device=self._store.device,
         )
-        pad_rows = torch.empty((3, 1), dtype=torch.int64)
+        pad_rows = torch.empty((4, 1), dtype=torch.int64)
         self._store.write_row_data(NO_ROWS, pad_rows.numpy())
         try:
             with torch.inference_mode():
@@ -142,7 +142,7 @@ class EncoderRunner:
             return ModelOutput.cat([self.forward(half) for half in batch.halves()])
 
     def device_step(
-        self, windows: Tensor, rows_3W: Tensor, *, history_frames: int | None = None
+        self, windows: Tensor, rows_4W: Tensor, *, history_frames: int | None = None
     ) -> ModelOutput:
         """The whole of a step's device work; tensors only, so that it can be captured.
 
@@ -150,17 +150,17 @@ class EncoderRunner:
         """
         if history_frames is None:
             history_frames = self._store.most_history_frames
-        caches = self._store.encoder_caches(rows_3W, history_frames=history_frames)
+        caches = self._store.encoder_caches(rows_4W, history_frames=history_frames)
         if windows.dim() == 2:
-            return self._model.forward_audio(windows, caches)
-        return self._model.forward_features(windows, caches)
+            return self._model.forward_audio(windows, caches, rows_4W[3])
+        return self._model.forward_features(windows, caches, rows_4W[3])
 
     def _replay(self, batch: StepBatch, width: int) -> ModelOutput:
         assert self._graphs is not None
         block = self._blocks[0][0]
-        rows_3W = block.rows_3W(width)
-        self._store.write_row_data(batch.rows, rows_3W.numpy())
-        output = self._graphs.replay(block.windows[batch.windows.dtype][:width], rows_3W)
+        rows_4W = block.rows_4W(width)
+        self._store.write_row_data(batch.rows, rows_4W.numpy())
+        output = self._graphs.replay(block.windows[batch.windows.dtype][:width], rows_4W)
         return output.first(batch.width)
 
     def forward_eagerly(self, batch: StepBatch) -> ModelOutput:
@@ -168,11 +168,11 @@ class EncoderRunner:
         windows = torch.from_numpy(batch.windows).to(self._store.device, non_blocking=True)
         if windows.dtype == torch.int16:
             windows = windows * float(PCM16_SCALE)
-        rows_3B = np.empty((3, batch.width), dtype=np.int64)
-        self._store.write_row_data(batch.rows, rows_3B)
+        rows_4B = np.empty((4, batch.width), dtype=np.int64)
+        self._store.write_row_data(batch.rows, rows_4B)
         bound = self._history_bound(batch.rows)
-        rows_3B_there = to_device(rows_3B, self._store.device)
-        return self.device_step(windows, rows_3B_there, history_frames=bound)
+        rows_4B_there = to_device(rows_4B, self._store.device)
+        return self.device_step(windows, rows_4B_there, history_frames=bound)
 
     def _history_bound(self, rows: StepRows) -> int:
         """A constant on a GPU, where shapes are dear; the true maximum on a CPU."""

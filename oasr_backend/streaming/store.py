@@ -22,20 +22,24 @@ from oasr_backend.options import StreamOptions
 
 
 class StepRows(NamedTuple):
-    """Whose rows a step has, (B,) slots, and how many encoder frames of each are real, (B,)."""
+    """Whose rows a step has, (B,) slots, and how much of each one's window is heard, (B,).
+
+    `num_frames_B` are encoder frames; the first `num_real_B` feature frames hold samples.
+    """
 
     slots_B: IntArray
     num_frames_B: IntArray
+    num_real_B: IntArray
 
     @property
     def width(self) -> int:
         return self.slots_B.size
 
     def part(self, rows: slice) -> StepRows:
-        return StepRows(self.slots_B[rows], self.num_frames_B[rows])
+        return StepRows(self.slots_B[rows], self.num_frames_B[rows], self.num_real_B[rows])
 
 
-NO_ROWS = StepRows(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+NO_ROWS = StepRows(*(np.empty(0, dtype=np.int64) for _ in StepRows._fields))
 
 
 class StreamPart(Protocol):
@@ -139,6 +143,7 @@ class StreamStore:
         decoders: DecoderGroup,
         *,
         chunk_frames: int,
+        window_frames: int,
         further: Sequence[StreamPart] = (),
     ) -> None:
         self.kv, self.states, self.decoders = kv, states, decoders
@@ -151,7 +156,7 @@ class StreamStore:
             *attention, StatePart(states), SearchPart(decoders), *further,
         ]  # fmt: skip
         self._open: set[int] = set()
-        self.chunk_frames = chunk_frames
+        self.chunk_frames, self._window_frames = chunk_frames, window_frames
 
     @property
     def has_bounded_history(self) -> bool:
@@ -231,28 +236,29 @@ class StreamStore:
 
     # What a step reads and writes
 
-    def write_row_data(self, rows: StepRows, into_3W: IntArray) -> None:
-        """Slot, real new frames and position of the oldest visible key of each row.
+    def write_row_data(self, rows: StepRows, into_4W: IntArray) -> None:
+        """Slot, real new frames, position of the oldest visible key, real feature frames of a row.
 
         Rows past the streams' belong to the padding lane.
         """
         width = rows.width
-        into_3W[0, :width], into_3W[0, width:] = rows.slots_B, self.states.pad_slot
-        into_3W[1, :width], into_3W[1, width:] = rows.num_frames_B, self.chunk_frames
-        into_3W[2] = 0
+        into_4W[0, :width], into_4W[0, width:] = rows.slots_B, self.states.pad_slot
+        into_4W[1, :width], into_4W[1, width:] = rows.num_frames_B, self.chunk_frames
+        into_4W[3, :width], into_4W[3, width:] = rows.num_real_B, self._window_frames
+        into_4W[2] = 0
         if self.kv is not None:
-            into_3W[2, :width] = self.kv.first_key_positions(rows.slots_B)
+            into_4W[2, :width] = self.kv.first_key_positions(rows.slots_B)
 
     def history_frames(self, slots_B: IntArray) -> int:
         """The most frames that any of the streams sees of its past."""
         return 0 if self.kv is None else self.kv.history_frames(slots_B)
 
-    def encoder_caches(self, rows_3W: Tensor, *, history_frames: int) -> EncoderCaches:
+    def encoder_caches(self, rows_4W: Tensor, *, history_frames: int) -> EncoderCaches:
         """The views of a step whose row data this is; tensors only, no wait for the device.
 
         `history_frames` bounds every row's history from above.
         """
-        slots_W, num_new_W, first_key_position_W = rows_3W.unbind()
+        slots_W, num_new_W, first_key_position_W, _ = rows_4W.unbind()
         views = (
             []
             if self.kv is None
