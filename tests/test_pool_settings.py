@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from oasr_backend.cache import CacheConfig
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import AttentionSpec, TrainedWindow
+from oasr_backend.models import AttentionSpec, EncoderSpec, TrainedWindow
 from oasr_backend.streaming.kv_plan import plan_kv
 
 MIB = 1 << 20
@@ -18,9 +19,16 @@ ATTENTION = AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64)
 CPU = torch.device("cpu")
 
 
+def planned(config: ServingConfig, attention: AttentionSpec, device: torch.device) -> CacheConfig:
+    spec = EncoderSpec(256, 4, 6, attention, chunk_frames=config.cache.chunk_size)
+    plan = plan_kv(config, spec, device=device, dtype=torch.float32)
+    assert plan is not None
+    return plan
+
+
 def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
     config = ServingConfig.of(**settings).with_defaults(on_gpu=device.type == "cuda")
-    return plan_kv(config, ATTENTION, device=device, dtype=torch.float32).pool_blocks
+    return planned(config, ATTENTION, device).pool_blocks
 
 
 def refusal(device: torch.device = CPU, **settings: Any) -> str:
@@ -96,8 +104,6 @@ def test_no_setting_of_the_history_changes_a_trained_window() -> None:
     )
     for num_left_chunks in (-1, 0, 400):
         config = ServingConfig.of(max_streams=2, num_left_chunks=num_left_chunks)
-        plan = plan_kv(
-            config.with_defaults(on_gpu=False), attention, device=CPU, dtype=torch.float32
-        )
+        plan = planned(config.with_defaults(on_gpu=False), attention, CPU)
         assert plan.max_cache_frames == plan.prefilled_cache_frames == 70
         assert plan.pool_blocks == 2 * 6
