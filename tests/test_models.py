@@ -56,6 +56,18 @@ class Doubled(Head):
         return 2 * encoded_BTD
 
 
+class Counting(Head):
+    """How many frames its stream has had, this step's among them."""
+
+    name = "counting"
+    state_specs = (StreamStateSpec("count", (), dtype=torch.int32),)
+
+    def step(self, encoded_BTD: Tensor, caches: EncoderCaches) -> Tensor:
+        count_B = caches.states["count"].gather() + caches.num_new_B.int()
+        caches.states["count"].scatter(count_B)
+        return count_B[:, None].expand(-1, encoded_BTD.shape[1])
+
+
 def running_sum(*heads: Head) -> AcousticModel:
     frontend = KaldiFrontend(LogMelFilterbank())
     model = AcousticModel(frontend, RunningSum(), heads or [Doubled()])
@@ -109,6 +121,16 @@ def test_every_head_of_a_model_gives_its_output_by_name() -> None:
     output = step(model, torch.ones(2, 2, 80), caches_of(states, [0, 1]))
     shapes = {name: tuple(head.shape) for name, head in output.heads.items()}
     assert shapes == {"doubled": (2, 2, 3), "ctc": (2, 2, 7)}
+
+
+def test_a_head_keeps_what_it_declares_beside_the_encoder() -> None:
+    model = running_sum(Doubled(), Counting())
+    assert [spec.name for spec in model.state_specs] == ["sum", "count"]
+    states = SlotStates(model.state_specs, 3, CPU)
+    step(model, torch.ones(2, 2, 80), caches_of(states, [2, 1]))
+    output = step(model, torch.ones(1, 2, 80), caches_of(states, [1]))
+    assert output.heads["counting"].tolist() == [[4, 4]]
+    assert states.buffer_of("count").tolist() == [0, 4, 2]
 
 
 @pytest.mark.parametrize("heads", [[], [Doubled(), Doubled()]])
