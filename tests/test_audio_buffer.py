@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from oasr_backend.errors import ConfigError, StreamStateError
 from oasr_backend.features import AudioBuffer, FrameGeometry, WindowFrames, WindowGeometry
 from tests.audio_helpers import assert_same, codes, cut, noise, pop_ready
-from tests.reference.windows import Samples, obvious_windows
+from tests.reference.windows import obvious_windows
 
 SMALL = WindowGeometry(
     FrameGeometry(16000, frame_length_samples=5, frame_shift_samples=2, num_bins=3),
@@ -259,8 +260,9 @@ def test_a_window_that_loses_frames_is_refused(changes: dict[str, int]) -> None:
         {"frame_shift_samples": 0},
         {"sample_rate": 0},
         {"num_bins": 0},
+        {"frame_length_samples": 401, "snips_edges": False},
     ],
 )
-def test_a_frame_that_loses_samples_or_holds_nothing_is_refused(changes: dict[str, int]) -> None:
+def test_a_frame_that_loses_samples_or_holds_nothing_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         dataclasses.replace(USUAL_FRAMES, **changes)

@@ -13,6 +13,7 @@ from oasr_backend.errors import ConfigError
 from oasr_backend.features import (
     AudioBuffer,
     FbankConfig,
+    FeaturePadding,
     FrameGeometry,
     Frontend,
     GlobalCmvn,
@@ -23,6 +24,7 @@ from oasr_backend.features import (
 )
 from oasr_backend.models import (
     AcousticModel,
+    ChunkSettings,
     CtcHead,
     EncoderCaches,
     EncoderSpec,
@@ -79,7 +81,9 @@ def model() -> AcousticModel:
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 7])
 def test_windows_of_another_front_end_give_whole_chunks(chunk_size: int) -> None:
-    geometry = model().window_geometry(chunk_size)
+    chunked = model()
+    chunked.set_chunks(ChunkSettings(chunk_size, num_left_chunks=1))
+    geometry = chunked.window_geometry()
     assert geometry.frames == FRAMES
     assert geometry.encoder_frame_s == pytest.approx(3 * 30 / 8000)
     assert geometry.window_samples == 90 + (3 * chunk_size - 1) * 30
@@ -113,6 +117,23 @@ def test_features_that_are_fed_are_normalised_as_those_of_audio() -> None:
     heard = model().forward_audio(samples_BS, caches, num_real_B)
     assert torch.equal(fed.encoded_BTD, heard.encoded_BTD)
     assert not torch.equal(fed.encoded_BTD, model().encoder.forward_chunk(raw_BWF, caches))
+
+
+def test_padding_takes_the_place_of_frames_that_no_audio_gave_before_normalisation() -> None:
+    frontend = Loudness()
+    frontend.padding = FeaturePadding(value=-2.5, tail_frames=4)
+    features_BWF = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(3))
+    padded_BWF = frontend.pad(features_BWF, torch.tensor([0, 3, 5]))
+    for row, num_real in enumerate([0, 3, 5]):
+        assert torch.equal(padded_BWF[row, :num_real], features_BWF[row, :num_real])
+        assert (padded_BWF[row, num_real:] == -2.5).all()
+    assert padded_BWF.dtype == torch.float32
+    unpadded_BWF = Loudness().pad(features_BWF, torch.tensor([0, 3, 5]))
+    assert torch.equal(unpadded_BWF, features_BWF)
+    padded = AcousticModel(frontend, Triples(), [CtcHead(4, 5, blank_id=0)])
+    output = padded.forward_features(features_BWF, no_caches(3, 1), torch.tensor([0, 3, 5]))
+    expected_BTD = padded.encoder.forward_chunk(10.0 * padded_BWF, no_caches(3, 1))
+    assert torch.equal(output.encoded_BTD, expected_BTD)
 
 
 def test_a_front_end_without_a_normalisation_gives_its_features() -> None:
