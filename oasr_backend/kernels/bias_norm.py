@@ -9,24 +9,37 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.swoosh import widened
 
 
 def bias_norm(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:
     """At least in float32 inside; `x`'s dtype comes out. `scale` has no axis."""
-    return bias_norm_definition(x_XD, bias_D, scale)
+    if not use_kernel(x_XD):
+        return bias_norm_definition(x_XD, bias_D, scale)
+    from oasr_backend.kernels.bias_norm_kernel import launch_bias_norm
+
+    return launch_bias_norm(x_XD, bias_D, scale)
 
 
 def bypass(x0_XD: Tensor, x_XD: Tensor, scale_D: Tensor) -> Tensor:
     """x0 + (x - x0) * scale, in `x0`'s dtype."""
-    return bypass_definition(x0_XD, x_XD, scale_D)
+    if not use_kernel(x0_XD):
+        return bypass_definition(x0_XD, x_XD, scale_D)
+    from oasr_backend.kernels.bias_norm_kernel import launch_bypass
+
+    return launch_bypass(x0_XD, x_XD, scale_D)
 
 
 def norm_bypass(
     x0_XD: Tensor, x_XD: Tensor, bias_D: Tensor, scale: Tensor, bypass_D: Tensor
 ) -> Tensor:
     """bypass(x0, bias_norm(x)) in one pass, in `x0`'s dtype."""
-    return norm_bypass_definition(x0_XD, x_XD, bias_D, scale, bypass_D)
+    if not use_kernel(x0_XD):
+        return norm_bypass_definition(x0_XD, x_XD, bias_D, scale, bypass_D)
+    from oasr_backend.kernels.bias_norm_kernel import launch_norm_bypass
+
+    return launch_norm_bypass(x0_XD, x_XD, bias_D, scale, bypass_D)
 
 
 def bias_norm_definition(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import HeadSizes, SlotRows
 from oasr_backend.kernels.swoosh import widened
 from oasr_backend.kernels.traced import static
@@ -32,7 +33,11 @@ def chunk_attention_weights(
     `position_SHP`: row s is of the key that lies s - (K - 1) frames after the query.
     `num_seen_B`: cached frames that the stream has filled, the last ones; may exceed L.
     """
-    return chunk_attention_weights_definition(qkp_BTX, key, position_SHP, num_seen_B, sizes)
+    if not use_kernel(qkp_BTX):
+        return chunk_attention_weights_definition(qkp_BTX, key, position_SHP, num_seen_B, sizes)
+    from oasr_backend.kernels.chunk_attention_kernel import launch_chunk_attention_weights
+
+    return launch_chunk_attention_weights(qkp_BTX, key, position_SHP, num_seen_B, sizes)
 
 
 def attend_window(
@@ -42,7 +47,11 @@ def attend_window(
 
     `values`: (B, L, X), the frames before `new`. H divides X. `weights` may be a slice of heads.
     """
-    return attend_window_definition(weights_BHTK, values, new_BTX, gate_BTX)
+    if not use_kernel(new_BTX):
+        return attend_window_definition(weights_BHTK, values, new_BTX, gate_BTX)
+    from oasr_backend.kernels.chunk_attention_kernel import launch_attend_window
+
+    return launch_attend_window(weights_BHTK, values, new_BTX, gate_BTX)
 
 
 def chunk_attention_weights_definition(

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
 from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, swoosh_definition
 
@@ -27,7 +28,11 @@ def chunk_convolution(
 
     `state`: (B, L, D), the last L gated frames before the chunk; the caller rolls `gated` into it.
     """
-    return chunk_convolution_definition(gate_BTE, state, weights)
+    if not use_kernel(gate_BTE):
+        return chunk_convolution_definition(gate_BTE, state, weights)
+    from oasr_backend.kernels.chunk_convolution_kernel import launch_chunk_convolution
+
+    return launch_chunk_convolution(gate_BTE, state, weights)
 
 
 def chunk_convolution_definition(

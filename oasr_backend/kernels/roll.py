@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from oasr_backend.kernels.launch import use_kernel
+
 
 def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int) -> None:
     """In place: rows `slot_ids` (B,) int64 of `buffer` drop their oldest frames and take `new`.
@@ -15,7 +17,12 @@ def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axi
     `slot_axis` counts slots, or rows in `new`; `axis` counts frames, and `new` has other ones
     there than `buffer`. A slot is in `slot_ids` once, or its content is any of those given.
     """
-    roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
+    if not use_kernel(buffer) or axis < slot_axis:
+        roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
+        return
+    from oasr_backend.kernels.roll_kernel import launch_roll_rows
+
+    launch_roll_rows(buffer, slot_ids, new, slot_axis, axis)
 
 
 def roll_rows_definition(
