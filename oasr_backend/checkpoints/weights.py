@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -52,6 +53,12 @@ class Weights:
     def left(self) -> list[str]:
         """Names of the tensors that are not taken yet, in the file's order."""
         return list(self._left)
+
+    def untaken(self) -> Weights:
+        """The same tensors, none of them taken."""
+        fresh = copy.copy(self)
+        fresh._left = dict.fromkeys(self._tensors)
+        return fresh
 
     def name_in_file(self, name: str) -> str:
         return self._prefix + name
