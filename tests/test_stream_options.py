@@ -46,7 +46,7 @@ def test_usual_sample_rates_are_taken(rate: int) -> None:
         ({"nbest": 0}, ["nbest=0", "1 .. 64"]),
         ({"nbest": 65}, ["nbest=65", "1 .. 64"]),
         ({"decoder": 1}, ["decoder=1", "int", "str"]),
-        ({"beam_size": 0}, ["beam_size=0", "1 .. 64"]),
+        ({"beam_size": -1}, ["beam_size=-1", "0 .. 64"]),
         ({"endpoint_max_s": -1}, ["endpoint_max_s=-1", "0 .. 3600"]),
         ({"chunkseq": 1}, ["'chunkseq'", "did you mean 'chunk_seq'"]),
     ],
