@@ -1,7 +1,7 @@
 """Token ids to text and back, for the units of WeNet's and icefall's checkpoints.
 
-`units.txt`, or `tokens.txt`, has one `symbol id` per line. A symbol may start with U+2581, which marks the start of a
-word. `unit_text` says what units become as text.
+`units.txt`, or `tokens.txt`, has one `symbol id` per line. A symbol may start with U+2581, which
+marks the start of a word. `unit_text` says what units become as text.
 """
 
 from __future__ import annotations

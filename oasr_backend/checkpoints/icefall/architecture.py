@@ -58,9 +58,7 @@ def read_architecture(weights: Weights, arguments: Arguments) -> ZipformerConfig
         raise CheckpointError(f"{weights.path}: {error}") from error
 
 
-def check_said(
-    arguments: Arguments, name: str, sizes: tuple[int, ...], weights: Weights
-) -> None:
+def check_said(arguments: Arguments, name: str, sizes: tuple[int, ...], weights: Weights) -> None:
     """Raises CheckpointError with both where an argument differs from what the weights have."""
     said = arguments.numbers(name, len(sizes))
     if said is not None and said.value != sizes:
@@ -143,9 +141,7 @@ def _conv_channels(weights: Weights) -> tuple[int, int, int]:
     return first, second, third
 
 
-def _num_heads(
-    stacks: list[_Stack], weights: Weights, arguments: Arguments
-) -> tuple[int, ...]:
+def _num_heads(stacks: list[_Stack], weights: Weights, arguments: Arguments) -> tuple[int, ...]:
     """Of each stack. Logs where they come from."""
     said = arguments.numbers("num_heads", len(stacks))
     if said is not None:
@@ -160,9 +156,7 @@ def _num_heads(
     return tuple(heads)
 
 
-def _usual_heads(
-    stacks: list[_Stack], weights: Weights, arguments: Arguments
-) -> tuple[int, ...]:
+def _usual_heads(stacks: list[_Stack], weights: Weights, arguments: Arguments) -> tuple[int, ...]:
     """As many as the usual sizes of a head make of the products, where all three agree."""
     sizes = []
     for name, usual in _USUAL_SIZES.items():

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-import torch
-
 from oasr_backend.checkpoints.icefall.architecture import check_said, dims_of
 from oasr_backend.checkpoints.icefall.arguments import Arguments
 from oasr_backend.checkpoints.icefall.named import load_named
@@ -86,11 +84,10 @@ def read_heads(
 
 
 def searches_of(config: HeadsConfig) -> Mapping[str, SearchKind]:
-    """By name, the default first. They can be asked of what they honour, and not be made."""
+    """By name, the default first. Their network has no weights yet."""
     if config.transducer is None:
         return CTC_SEARCHES
-    with torch.device("meta"):
-        return _searches(config, Transducer(config.transducer))
+    return _searches(config, Transducer(config.transducer))
 
 
 def load_heads(config: HeadsConfig, weights: Weights) -> LoadedHeads:

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import Checkpoint, CheckpointInfo
 from oasr_backend.checkpoints.icefall.architecture import read_architecture
 from oasr_backend.checkpoints.icefall.arguments import Arguments, read_arguments
-from oasr_backend.checkpoints.icefall.files import OF_TRAINING, TOKENS, WEIGHTS, find_files, is_icefall
+from oasr_backend.checkpoints.icefall.files import (
+    OF_TRAINING,
+    TOKENS,
+    WEIGHTS,
+    find_files,
+    is_icefall,
+)
 from oasr_backend.checkpoints.icefall.heads import HeadsConfig, load_heads, read_heads, searches_of
 from oasr_backend.checkpoints.icefall.named import load_named
 from oasr_backend.checkpoints.icefall.recipes import check_recipe
@@ -84,7 +91,7 @@ class IcefallCheckpoint:
     chunked: ChunkedSpec
     heads: HeadsConfig
 
-    @property
+    @cached_property
     def info(self) -> CheckpointInfo:
         return CheckpointInfo(
             encoder=self.chunked,
