@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from oasr_backend.errors import CheckpointError
@@ -15,8 +16,11 @@ _IMPOSTORS = (
     ),
     (b"<!doctype html", "a web page; download the file itself"),
     (b"<html", "a web page; download the file itself"),
+    (b"7767517", "an ncnn graph, exported without what its training knew; give the PyTorch file"),
     (b"\x1f\x8b", "a gzip archive; unpack it and give the file inside"),
 )
+#: A message of protocol buffers that begins with ONNX's version and the name of its producer.
+_ONNX = re.compile(rb"\x08.\x12.[\w.-]{3,}", re.DOTALL)
 _LONGEST_SIGN = max(len(sign) for sign, _ in _IMPOSTORS)
 
 
@@ -43,3 +47,5 @@ def check_kind(path: Path) -> None:
     for sign, what in _IMPOSTORS:
         if start.startswith(sign):
             raise CheckpointError(f"{path} is {what}")
+    if _ONNX.match(start):
+        raise CheckpointError(f"{path} is an ONNX graph; give the PyTorch file it was made from")

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import OpenCheckpoint, Reader
+from oasr_backend.checkpoints.icefall import IcefallReader
 from oasr_backend.checkpoints.installed import installed_readers
 from oasr_backend.checkpoints.wenet import WenetReader
 from oasr_backend.errors import CheckpointError
@@ -24,7 +25,7 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     for whatever an installed reader raises, with the reader's name.
     """
     path = Path(path)
-    readers: list[Reader] = [WenetReader(), *installed_readers()]
+    readers: list[Reader] = [WenetReader(), IcefallReader(), *installed_readers()]
     faults: list[str] = []
     fitting = [reader for reader in readers if _recognises(reader, path, faults)]
     if len(fitting) == 1:
@@ -53,7 +54,8 @@ def _recognises(reader: Reader, path: Path, faults: list[str]) -> bool:
 
 
 def _layout(reader: Reader) -> str:
-    return f"A {reader.name} checkpoint holds {', '.join(reader.file_names)}"
+    article = "An" if reader.name[:1].lower() in "aeiou" else "A"
+    return f"{article} {reader.name} checkpoint holds {', '.join(reader.file_names)}"
 
 
 def _found(path: Path) -> str:
