@@ -18,7 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.floor import Card, StepWork, card_of
-from benchmarks.models import Model, add_model_arguments, chosen_model
+from benchmarks.models import (
+    Model,
+    add_model_arguments,
+    add_setting_arguments,
+    chosen_model,
+    chosen_settings,
+)
 from benchmarks.report import Figure, Report
 from benchmarks.step_bench import Kernel, StepBench, build_engine
 from oasr_backend.streaming.engine import Engine
@@ -99,7 +105,6 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_model_arguments(parser)
     add_step_arguments(parser)
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 32, 256, 1024])
     parser.add_argument(
@@ -113,22 +118,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """--device, --dtype, --decoder, --chunk-size and --num-left-chunks."""
+    """What is run, and on what."""
+    add_model_arguments(parser)
+    add_setting_arguments(parser)
     parser.add_argument("--device", default="cuda", help="cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--decoder", default="", help="default: the checkpoint's first search")
-    parser.add_argument("--chunk-size", type=int, help="in the checkpoint's words")
-    parser.add_argument("--num-left-chunks", type=int)
-
-
-def step_settings(chosen: argparse.Namespace) -> dict[str, object]:
-    """What of these was chosen, by the server's names."""
-    given = {
-        "decoder": chosen.decoder or None,
-        "chunk_size": chosen.chunk_size,
-        "num_left_chunks": chosen.num_left_chunks,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         max(chosen.widths),
         dtype=chosen.dtype,
         device=chosen.device,
-        settings=step_settings(chosen),
+        settings=chosen_settings(chosen),
     )
     floors = Floors.of(engine, model, chosen)
     profiled = [] if chosen.profile is None else chosen.profile or chosen.widths

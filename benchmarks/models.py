@@ -104,6 +104,23 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_random_arguments(parser)
 
 
+def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
+    """--decoder, --chunk-size and --num-left-chunks."""
+    parser.add_argument("--decoder", default="", help="default: the checkpoint's first search")
+    parser.add_argument("--chunk-size", type=int, help="in the checkpoint's words")
+    parser.add_argument("--num-left-chunks", type=int)
+
+
+def chosen_settings(chosen: argparse.Namespace) -> dict[str, object]:
+    """What of these was chosen, by the server's names."""
+    given = {
+        "decoder": chosen.decoder or None,
+        "chunk_size": chosen.chunk_size,
+        "num_left_chunks": chosen.num_left_chunks,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
 def chosen_random_model(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> RandomModel:
     """What was chosen; ends the program with a message for what the family does not have."""
     heads = tuple(chosen.heads.split(",")) if chosen.heads else ()

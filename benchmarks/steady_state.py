@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.device_step import add_step_arguments, configuration_of, step_settings
+from benchmarks.device_step import add_step_arguments, configuration_of
 from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
-from benchmarks.models import Model, add_model_arguments, chosen_model
+from benchmarks.models import Model, chosen_model, chosen_settings
 from benchmarks.report import Figure, Report
 from benchmarks.step_bench import build_engine
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
@@ -99,7 +99,6 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add_model_arguments(parser)
     add_step_arguments(parser)
     parser.set_defaults(dtype="float16")
     parser.add_argument("--streams", type=int, default=1024)
@@ -112,7 +111,7 @@ def main() -> int:
         chosen.streams,
         dtype=chosen.dtype,
         device=chosen.device,
-        settings=step_settings(chosen),
+        settings=chosen_settings(chosen),
     )
     report, holds = run(model, engine, num_streams=chosen.streams, minutes=chosen.minutes)
     report.show(Console())
