@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import functools
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -84,10 +85,15 @@ class RandomModel:
         )
 
     def directory(self) -> Path:
-        """A folder of its own that goes when the program ends."""
-        folder = Path(tempfile.mkdtemp(prefix="oasr-bench-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return self.write(folder)
+        """Written once; it goes when the program ends."""
+        return _written(self)
+
+
+@functools.cache
+def _written(model: RandomModel) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="oasr-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return model.write(folder)
 
 
 def add_random_arguments(parser: argparse.ArgumentParser) -> None:
