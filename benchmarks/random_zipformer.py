@@ -82,7 +82,7 @@ def write_random_zipformer(
         raise ValueError(f"heads={heads}; give one or more of {', '.join(HEADS)}")
     size = size or ZipformerSize()
     directory.mkdir(parents=True, exist_ok=True)
-    weights = _Weights(size, vocab_size, torch.Generator().manual_seed(seed)).of(heads)
+    weights = random_weights(size, heads=heads, vocab_size=vocab_size, seed=seed)
     torch.save({"model": weights}, directory / "pretrained.pt")
     pieces = ["<blk>", "<sos/eos>", "<unk>", *(f"▁u{index}" for index in range(3, vocab_size))]
     lines = "".join(f"{piece} {index}\n" for index, piece in enumerate(pieces))
@@ -90,6 +90,13 @@ def write_random_zipformer(
     text = json.dumps(_train_args(size, heads), indent=1)
     (directory / "train_args.json").write_text(text + "\n", encoding="utf-8")
     return directory
+
+
+def random_weights(
+    size: ZipformerSize, *, heads: tuple[str, ...] = HEADS, vocab_size: int = 500, seed: int = 0
+) -> dict[str, Tensor]:
+    """By icefall's names, those that only training reads among them."""
+    return _Weights(size, vocab_size, torch.Generator().manual_seed(seed)).of(heads)
 
 
 def _train_args(size: ZipformerSize, heads: tuple[str, ...]) -> dict[str, Any]:

@@ -174,14 +174,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    report = run(
-        chosen_model(parser, chosen, RandomModel("zipformer")),
-        chosen_settings(chosen),
-        device=chosen.device,
-        dtype=chosen.dtype,
-        num_streams=chosen.streams,
-        repeats=chosen.repeats,
-    )
+    try:
+        report = run(
+            chosen_model(parser, chosen, RandomModel("zipformer")),
+            chosen_settings(chosen),
+            device=chosen.device,
+            dtype=chosen.dtype,
+            num_streams=chosen.streams,
+            repeats=chosen.repeats,
+        )
+    except ValueError as error:
+        parser.error(str(error))
     console = Console()
     report.show(console)
     console.print(f"[dim]written to {report.write(chosen.results)}")
