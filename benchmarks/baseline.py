@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.dense_conformer import DenseConformer, DenseState
-from benchmarks.engine import Recogniser, demo_engine, measure_rate, measuring_time
+from benchmarks.engine import Recogniser, chosen_engine, measure_rate, measuring_time
 from benchmarks.report import Figure, Report
 from benchmarks.workload import (
     CHUNK_S,
@@ -106,7 +106,7 @@ def engine_text(engine: Recogniser, chunks: Utterance) -> str:
 def run(options: Options) -> Report:
     """Raises AssertionError when the two give different texts: they must do the same work."""
     audio = utterances(quick=options.quick)
-    engine, plain = demo_engine(options, num_streams=NUM_STREAMS), _load_plain(options)
+    engine, plain = chosen_engine(options, num_streams=NUM_STREAMS), _load_plain(options)
     num_compared = _compare_texts(engine, plain, audio[: 2 if options.quick else 8])
     seconds, _ = measuring_time(options)
     queue = cycle(audio)

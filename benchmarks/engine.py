@@ -17,7 +17,6 @@ from benchmarks.report import Figure, Report
 from benchmarks.workload import (
     CHUNK_S,
     CHUNKS_PER_UTTERANCE,
-    DEMO_DIRECTORY,
     FloatArray,
     Options,
     Utterance,
@@ -121,11 +120,11 @@ class ClosedLoop:
         return chunk
 
 
-def demo_engine(options: Options, *, num_streams: int) -> Engine:
-    """The demo model with the shipped settings and room for `num_streams`."""
+def chosen_engine(options: Options, *, num_streams: int) -> Engine:
+    """The model of the options, the demo's by default, with room for `num_streams`."""
     torch.set_num_threads(options.num_threads)
-    config = ServingConfig.of(max_streams=num_streams)
-    return load_engine(DEMO_DIRECTORY, config, device=options.device)
+    config = ServingConfig.of(max_streams=num_streams, **options.settings)
+    return load_engine(options.model.directory(), config, device=options.device)
 
 
 def audio_rate(times_s: FloatArray, num_streams: int) -> float:
@@ -153,7 +152,7 @@ def run(options: Options) -> Report:
     counts = STREAM_COUNTS["cpu" if options.device == "cpu" else "cuda"]
     counts = counts[:3] if options.quick else counts
     audio = utterances(quick=options.quick)
-    engine = demo_engine(options, num_streams=max(counts))
+    engine = chosen_engine(options, num_streams=max(counts))
     seconds, warm_up = measuring_time(options)
     times: dict[int, list[FloatArray]] = {count: [] for count in counts}
     for _ in range(options.num_repeats):
@@ -181,7 +180,7 @@ def _figures(count: int, repeats: Sequence[FloatArray]) -> list[Figure]:
 def _configuration(options: Options, engine: Engine) -> dict[str, object]:
     config = engine.config
     return {
-        "checkpoint": DEMO_DIRECTORY.name,
+        "checkpoint": options.model.name,
         "device": options.device,
         "threads": options.num_threads,
         "dtype": config.model.dtype,

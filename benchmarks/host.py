@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.engine import ClosedLoop, measuring_time
-from benchmarks.random_checkpoint import Size, write_random_checkpoint
+from benchmarks.random_wenet import WenetSize, write_random_wenet
 from benchmarks.report import Figure, Report
 from benchmarks.workload import CHUNK_S, Options, utterances
 from oasr_backend.checkpoints import open_checkpoint
@@ -69,10 +69,10 @@ class PreparedRunner:
 
 
 def _tiny_engine(*, num_streams: int) -> Engine:
-    size = Size(num_layers=1, model_dim=16, num_heads=1, feed_forward_dim=16, vocab_size=64)
+    size = WenetSize(num_layers=1, model_dim=16, num_heads=1, feed_forward_dim=16, vocab_size=64)
     config = ServingConfig.of(max_streams=num_streams, max_step_streams=num_streams)
     with tempfile.TemporaryDirectory() as folder:
-        directory = write_random_checkpoint(Path(folder), size)
+        directory = write_random_wenet(Path(folder), size)
         checkpoint = open_checkpoint(directory).load()
         cpu = torch.device("cpu")
         return assemble(checkpoint, config, device=cpu, make_runner=PreparedRunner)

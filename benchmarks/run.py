@@ -1,6 +1,7 @@
 """Runs the benchmarks, shows a table for each and writes benchmarks/results/NAME.json.
 
 python -m benchmarks.run [--device cpu|cuda] [--only NAME] [--quick]
+python -m benchmarks.run --only engine --family zipformer --num-left-chunks 8
 """
 
 from __future__ import annotations
@@ -13,8 +14,14 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import baseline, engine, host, server
+from benchmarks.models import (
+    add_model_arguments,
+    add_setting_arguments,
+    chosen_model,
+    chosen_settings,
+)
 from benchmarks.report import RESULTS_DIRECTORY, Report
-from benchmarks.workload import Options
+from benchmarks.workload import DEMO, Options
 
 BENCHMARKS: dict[str, Callable[[Options], Report]] = {
     "engine": engine.run,
@@ -22,6 +29,8 @@ BENCHMARKS: dict[str, Callable[[Options], Report]] = {
     "host": host.run,
     "server": server.run,
 }
+#: What measures other models than the demo's too.
+_ANY_MODEL = ("engine", "server")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +56,8 @@ def _named(report: Report, options: Options) -> Report:
 
 def _parse(arguments: list[str] | None) -> tuple[Options, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    add_model_arguments(parser)
+    add_setting_arguments(parser)
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--only", action="append", choices=list(BENCHMARKS), metavar="NAME",
                         help=f"one of {', '.join(BENCHMARKS)}; may be repeated")  # fmt: skip
@@ -61,8 +72,14 @@ def _parse(arguments: list[str] | None) -> tuple[Options, list[str]]:
         repeats=chosen.repeats,
         num_threads=chosen.threads,
         results=chosen.results,
+        model=chosen_model(parser, chosen, DEMO),
+        settings=chosen_settings(chosen),
     )
-    return options, chosen.only or list(BENCHMARKS)
+    is_demo = options.model is DEMO and not options.settings
+    names = chosen.only or list(BENCHMARKS if is_demo else _ANY_MODEL)
+    if not is_demo and not set(names) <= set(_ANY_MODEL):
+        parser.error(f"another model or setting is for {' and '.join(_ANY_MODEL)} alone")
+    return options, names
 
 
 if __name__ == "__main__":

@@ -16,13 +16,12 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.engine import demo_engine, measure_rate
+from benchmarks.engine import chosen_engine, measure_rate
 from benchmarks.perf_analyzer import PERCENTILES, Load, Outcome, run_load
 from benchmarks.perf_input import write_input
 from benchmarks.report import Figure, Report
 from benchmarks.workload import (
     CHUNK_S,
-    DEMO_DIRECTORY,
     MODEL_NAME,
     MODEL_REPOSITORY,
     Options,
@@ -47,11 +46,11 @@ def run(options: Options) -> Report:
     num_streams = NUM_STREAMS["cpu" if options.device == "cpu" else "cuda"]
     seconds = 1.0 if options.quick else _MEASURE_S
     audio = utterances(quick=options.quick)
-    engine = demo_engine(options, num_streams=num_streams)
+    engine = chosen_engine(options, num_streams=num_streams)
     closed: list[Outcome] = []
     paced: list[Outcome] = []
     in_process: list[float] = []
-    with _served(options.device) as server, tempfile.TemporaryDirectory() as folder:
+    with _served(options) as server, tempfile.TemporaryDirectory() as folder:
         input_data = Path(folder) / "input.json"
         write_input(input_data, audio)
         for _ in range(min(options.num_repeats, _MAX_REPEATS)):
@@ -60,6 +59,7 @@ def run(options: Options) -> Report:
                 load = Load(num_streams, seconds, chunk_s)
                 outcomes.append(checked_load(server, load, input_data))
     configuration = {
+        "checkpoint": options.model.name,
         "device": options.device,
         "threads_in_process": options.num_threads,
         "streams": num_streams,
@@ -102,8 +102,8 @@ def metric_sum(server: TritonServer, name: str) -> float:
 
 
 @contextlib.contextmanager
-def _served(device: str) -> Iterator[TritonServer]:
-    """The shipped model, with idle times short enough to see streams being given back."""
+def _served(options: Options) -> Iterator[TritonServer]:
+    """The model of the options, with idle times short enough to see streams being given back."""
     with tempfile.TemporaryDirectory(prefix="oasr-bench-") as folder:
         repository = Path(folder)
         source, model = MODEL_REPOSITORY / MODEL_NAME, repository / MODEL_NAME
@@ -113,8 +113,9 @@ def _served(device: str) -> Iterator[TritonServer]:
         config = re.sub(r"max_sequence_idle_microseconds: \d+", idle, config)
         (model / "config.pbtxt").write_text(config, encoding="utf-8")
         overrides = {
-            "checkpoint_dir": str(DEMO_DIRECTORY),
-            "device": device,
+            **{name: str(value) for name, value in options.settings.items()},
+            "checkpoint_dir": str(options.model.directory().resolve()),
+            "device": options.device,
             "stream_idle_timeout_s": str(_IDLE_TIMEOUT_S),
         }
         with TritonServer(local_settings(repository, overrides=overrides)) as server:

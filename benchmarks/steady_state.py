@@ -1,6 +1,7 @@
 """Runs long on a GPU to see whether a step takes device memory, and how often it waits.
 
     python -m benchmarks.steady_state --streams 1024 --minutes 10
+    python -m benchmarks.steady_state --family zipformer --num-left-chunks 8
 
 Closed loop, as fast as it goes; `--minutes` are those of the audio. Streams begin and end all the
 time. The counters are the allocator's own; the waits are those that the profiler sees the CUDA
@@ -18,9 +19,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.device_step import build_engine
+from benchmarks.device_step import add_step_arguments, configuration_of
 from benchmarks.engine import WARM_UP_ROUNDS, ClosedLoop
+from benchmarks.models import Model, chosen_model, chosen_settings
 from benchmarks.report import Figure, Report
+from benchmarks.step_bench import build_engine
 from benchmarks.workload import CHUNK_S, CHUNK_SAMPLES, CHUNKS_PER_UTTERANCE, Utterance
 from oasr_backend.streaming.engine import Engine
 
@@ -60,9 +63,8 @@ def waits_of(loop: ClosedLoop, engine: Engine, *, rounds: int) -> tuple[Counter[
     return waits, sum(engine.parts.metrics.step_width.counts) - steps_before
 
 
-def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:
+def run(model: Model, engine: Engine, *, num_streams: int, minutes: float) -> tuple[Report, bool]:
     """The report, and whether both promises held."""
-    engine = build_engine(num_streams, dtype, "cuda")
     loop = ClosedLoop(engine, noise(64), num_streams)
     for _ in range(WARM_UP_ROUNDS):
         loop.round()
@@ -78,8 +80,7 @@ def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:
         *(Figure(f"{name}, change", "", [after[name] - before[name]]) for name in before),
     ]
     configuration = {
-        "checkpoint": "random, WeNet size",
-        "dtype": dtype,
+        **configuration_of(model, engine),
         "streams": num_streams,
         "audio_minutes": minutes,
         "profiled_steps": num_steps,
@@ -93,13 +94,26 @@ def run(*, num_streams: int, minutes: float, dtype: str) -> tuple[Report, bool]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steady_state",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_step_arguments(parser)
+    parser.set_defaults(dtype="float16")
     parser.add_argument("--streams", type=int, default=1024)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--dtype", default="float16")
     parser.add_argument("--results", type=Path, help="folder for steady_state.json")
     chosen = parser.parse_args()
-    report, holds = run(num_streams=chosen.streams, minutes=chosen.minutes, dtype=chosen.dtype)
+    model = chosen_model(parser, chosen)
+    engine = build_engine(
+        model,
+        chosen.streams,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        settings=chosen_settings(chosen),
+    )
+    report, holds = run(model, engine, num_streams=chosen.streams, minutes=chosen.minutes)
     report.show(Console())
     report.write(*([chosen.results] if chosen.results else []))
     return 0 if holds else 1

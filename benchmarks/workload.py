@@ -6,14 +6,15 @@ audio seconds a second, in process and through a server alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 
+from benchmarks.models import Model, StoredModel
 from benchmarks.report import RESULTS_DIRECTORY, ROOT
 
 SAMPLE_RATE = 16_000
@@ -24,6 +25,7 @@ CHUNKS_PER_UTTERANCE = 20
 MODEL_REPOSITORY = ROOT / "model_repository"
 MODEL_NAME = "oasr_streaming"
 DEMO_DIRECTORY = MODEL_REPOSITORY / MODEL_NAME / "demo_en"
+DEMO = StoredModel(DEMO_DIRECTORY)
 
 FloatArray = npt.NDArray[np.float32]
 #: The chunks of one stream, first to last.
@@ -32,13 +34,18 @@ Utterance = Sequence[FloatArray]
 
 @dataclass(frozen=True)
 class Options:
-    """The choices of the command line. `quick` measures little, to show that the program runs."""
+    """The choices of the command line. `quick` measures little, to show that the program runs.
+
+    `settings` are the server's, by their flat keys.
+    """
 
     device: str = "cpu"
     quick: bool = False
     repeats: int = 5
     num_threads: int = 2
     results: Path = RESULTS_DIRECTORY
+    model: Model = DEMO
+    settings: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def num_repeats(self) -> int:
