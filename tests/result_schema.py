@@ -116,12 +116,12 @@ def joined_segments(segments: list[dict[str, Any]]) -> str:
 
 
 def _check_words(words: list[str], text: str, *, are_all: bool) -> None:
-    """Nothing but single spaces stands between the last words, which have none inside."""
+    """Nothing but spaces stands between the last words, which have none inside."""
     end = len(text)
     for word in reversed(words):
         assert word
         assert " " not in word
         assert text.endswith(word, 0, end), f"{word!r} does not end {text[:end]!r}"
         end -= len(word)
-        end -= text.endswith(" ", 0, end)
+        end = len(text[:end].rstrip(" "))
     assert end == 0 or not are_all

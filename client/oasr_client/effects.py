@@ -50,6 +50,7 @@ _SENT = {"sample_rate": 16000, "encoding": "pcm", "channels": 1}
 #: default, the client cannot know.
 _TURNED_OFF = (
     ("decoder", "greedy", ("beam_size", "hotword_boost")),
+    ("decoder", "transducer_greedy", ("beam_size", "hotword_boost")),
     ("hotwords", "", ("hotword_boost",)),
     (
         "endpoint",

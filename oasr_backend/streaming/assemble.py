@@ -31,6 +31,7 @@ from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
 from oasr_backend.models.base import ChunkSettings, EncoderSpec, StreamingEncoder
+from oasr_backend.models.transducer import JoinerHead
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.streaming.kv_plan import plan_kv
@@ -163,6 +164,7 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     """
     config = config.with_defaults(on_gpu=device.type == "cuda")
     checkpoint.model.set_chunks(_chunks(config))
+    _penalise_blank(checkpoint.model, config.search.blank_penalty)
     check_encoder(checkpoint.model.spec)
     if language_model is None:
         language_model = _language_model(config.search, checkpoint.tokenizer, device)
@@ -222,6 +224,18 @@ def try_out(engine: Engine) -> None:
 def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> CacheConfig | None:
     """None for an encoder without attention. Raises ConfigError for a pool that does not fit."""
     return plan_kv(config, spec, device=device, dtype=getattr(torch, config.model.dtype))
+
+
+def _penalise_blank(model: AcousticModel, penalty: float) -> None:
+    """Raises ConfigError for a penalty where no transducer could take it."""
+    joiners = [head for head in model.heads.values() if isinstance(head, JoinerHead)]
+    if penalty and not joiners:
+        raise ConfigError(
+            f"blank_penalty={penalty:g} is taken off a transducer's blank, and the checkpoint has "
+            "no transducer; leave it out"
+        )
+    for joiner in joiners:
+        joiner.transducer.blank_penalty = penalty
 
 
 def _states(model: AcousticModel, config: ServingConfig, device: torch.device) -> SlotStates:

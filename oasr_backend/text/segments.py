@@ -80,7 +80,7 @@ class Segments:
         text, joint = self.tokenizer.joined(rest.hypothesis.tokens[own], self._joint)
         start_s, end_s = _times_s(segment, rest, heard)
         entry = {
-            "text": text.lstrip(" "),
+            "text": text.removeprefix(" "),
             "start_s": start_s,
             "end_s": end_s,
             "confidence": round(confidence(rest.hypothesis.token_log_probs[own]), 4),

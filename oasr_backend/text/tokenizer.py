@@ -76,13 +76,17 @@ class UnitTokenizer:
         bpe_model_path: str | Path | None = None,
         silent: Collection[str] = (),
         connect_symbol: str = "",
+        keeps_spaces: bool = False,
     ) -> None:
         """`symbols[i]` is the symbol of id i. The SentencePiece model only helps `encode`.
 
         `silent` symbols add nothing to a text, and `connect_symbol` ("" or " ") goes between units.
+        `keeps_spaces` says that a text may have several spaces in a row.
         """
         self._symbols = tuple(symbols)
-        self._text = UnitText(symbols, silent=silent, connect_symbol=connect_symbol)
+        self._text = UnitText(
+            symbols, silent=silent, connect_symbol=connect_symbol, keeps_spaces=keeps_spaces
+        )
         surfaces = {
             surface_of(symbol): token_id
             for token_id, symbol in enumerate(symbols)
@@ -204,12 +208,14 @@ def load_tokenizer(
     *,
     silent: Collection[str] = (),
     connect_symbol: str = "",
+    keeps_spaces: bool = False,
     left_out: re.Pattern[str] | None = None,
 ) -> UnitTokenizer:
     """Reads `units.txt`; ids must be 0..V-1, in any order. Raises CheckpointError.
 
     Text is the same with and without the SentencePiece model; `encode` segments better with it.
-    `silent` and `connect_symbol` are those of `UnitTokenizer`. Symbols that match `left_out` whole
+    `silent`, `connect_symbol` and `keeps_spaces` are those of `UnitTokenizer`. Symbols that match
+    `left_out` whole
     are no units; the ids of the others must be gapless.
     """
     try:
@@ -225,6 +231,7 @@ def load_tokenizer(
         bpe_model_path=bpe_model_path,
         silent=silent,
         connect_symbol=connect_symbol,
+        keeps_spaces=keeps_spaces,
     )
 
 

@@ -83,9 +83,18 @@ class UnitText:
     """The text of id sequences. Facts about a unit are found once, at load."""
 
     def __init__(
-        self, symbols: Sequence[str], *, silent: Collection[str] = (), connect_symbol: str = ""
+        self,
+        symbols: Sequence[str],
+        *,
+        silent: Collection[str] = (),
+        connect_symbol: str = "",
+        keeps_spaces: bool = False,
     ) -> None:
-        """`silent` symbols add nothing, as `<...>` do; `connect_symbol` is WeNet's, "" or " "."""
+        """`silent` symbols add nothing, as `<...>` do; `connect_symbol` is WeNet's, "" or " ".
+
+        `keeps_spaces`: each mark is a space, so that two may follow each other within a text.
+        """
+        self._keeps_spaces = keeps_spaces
         self._bytes = tuple(map(byte_of, symbols))
         self._byte_ids = frozenset(
             token_id for token_id, value in enumerate(self._bytes) if value is not None
@@ -121,7 +130,7 @@ class UnitText:
             texts, open_bytes = self._texts, b""
             added = "".join([texts[token_id] for token_id in ids])
         whole = tail + added if tail else added.lstrip(" ")
-        if self._dropped_spaces or "  " in whole:
+        if self._dropped_spaces or ("  " in whole and not self._keeps_spaces):
             whole = self._spaced(whole)
         text = whole.rstrip(" ")
         return text[1:] if tail else text, Joint(whole[len(text) - 1 :], open_bytes)
@@ -134,7 +143,8 @@ class UnitText:
         for span in self._spans(ids)[0]:
             for part in span.text.split():
                 is_parted = text.startswith(" ", at)
-                at += is_parted
+                while text.startswith(" ", at):
+                    at += 1
                 if is_parted or not at or is_word_border(text[at - 1], part[0]):
                     words.append(Word(part, span.first, span.last))
                 else:
@@ -177,7 +187,7 @@ class UnitText:
 
     def _spaced(self, text: str) -> str:
         """`text` without the spaces that no text has."""
-        if "  " in text:
+        if "  " in text and not self._keeps_spaces:
             text = _SPACE_RUN.sub(" ", text)
         for pattern in self._dropped_spaces:
             text = pattern.sub("", text)

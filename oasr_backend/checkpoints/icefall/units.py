@@ -30,7 +30,10 @@ class Units:
 
 def read_units(files: IcefallFiles, arguments: Arguments) -> Units:
     """Raises CheckpointError for tokens that cannot be read or served, and for no blank."""
-    tokenizer = load_tokenizer(files.tokens, files.pieces, left_out=_DISAMBIGUATION)
+    # icefall writes every mark as a space, of a piece that is nothing else too.
+    tokenizer = load_tokenizer(
+        files.tokens, files.pieces, keeps_spaces=True, left_out=_DISAMBIGUATION
+    )
     _check_bytes(files, tokenizer, arguments)
     return Units(files.tokens, tokenizer, _find_blank(files.tokens, tokenizer, arguments))
 
