@@ -18,7 +18,7 @@ from torch import Tensor
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import HeadSizes, SlotRows
 from oasr_backend.kernels.swoosh import widened
-from oasr_backend.kernels.traced import static
+from oasr_backend.kernels.traced import is_traced, static
 
 #: The score of a cached frame that no frame of the stream has filled yet.
 HIDDEN = -1000.0
@@ -80,8 +80,10 @@ def attend_window_definition(
         mixed_BTX = weights_BHTK[:, 0] @ value_BKX
     else:
         mixed_BHTC = weights_BHTK @ _by_heads(value_BKX, heads)
-        frames, columns = static(new_BTX.shape[1]), static(new_BTX.shape[2])
-        mixed_BTX = mixed_BHTC.transpose(1, 2).reshape(-1, frames, columns)
+        mixed_BTHC = mixed_BHTC.transpose(1, 2)
+        if is_traced() and gate_BTX is None:
+            return mixed_BTHC  # Its user flattens it anyway.
+        mixed_BTX = mixed_BTHC.flatten(2)
     return mixed_BTX if gate_BTX is None else mixed_BTX * gate_BTX
 
 

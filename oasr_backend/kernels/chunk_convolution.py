@@ -19,7 +19,7 @@ from torch import Tensor
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
 from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, swoosh_definition
-from oasr_backend.kernels.traced import static
+from oasr_backend.kernels.traced import is_traced
 
 
 def chunk_convolution(
@@ -46,7 +46,8 @@ def chunk_convolution_definition(
         gated_BTD, weights.chunk_Dk, weights.chunk_bias_D, padding=weights.state_frames
     )
     sum_B1TD = causal_B1TD + chunk_B1TD * weights.scale_TD
-    sum_BTD = sum_B1TD.reshape(-1, *map(static, gated_BTD.shape[1:]))
+    # Its user flattens what is traced anyway.
+    sum_BTD = sum_B1TD if is_traced() else sum_B1TD.squeeze(1)
     return swoosh_definition(sum_BTD, R_SHIFT, R_OFFSET), gated_BTD
 
 

@@ -25,14 +25,8 @@ from oasr_backend.kernels import (
     swoosh_l,
     tanh_gate,
 )
-from oasr_backend.kernels.traced import static
 from oasr_backend.models.zipformer.config import StackConfig, StackFrames
 from oasr_backend.models.zipformer.positions import distances, encoded_distances
-
-
-def rows(x_BTX: Tensor) -> Tensor:
-    """(N, X): the frames of all rows one below the other."""
-    return x_BTX.reshape(-1, static(x_BTX.shape[-1]))
 
 
 class BiasNorm(nn.Module):
@@ -80,6 +74,10 @@ class Block(nn.Module):
 
     def entered(self, x_ND: Tensor) -> Tensor:
         return F.linear(x_ND, self.in_proj.weight, self.entry_bias)
+
+    def flat(self, x_BTX: Tensor) -> Tensor:
+        """(N, X) of (B, T, X), or of X in more axes."""
+        return x_BTX.reshape(-1, self.out_proj.in_features)
 
 
 class FeedForward(Block):
@@ -135,7 +133,7 @@ class SelfAttention(Block):
     ) -> tuple[Tensor, Tensor]:
         """Mixed values (N, X), and the new values (B, T, X)."""
         new_BTX = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
-        return rows(attend_window(weights_BHTK, values, new_BTX)), new_BTX
+        return self.flat(attend_window(weights_BHTK, values, new_BTX)), new_BTX
 
 
 class NonlinAttention(Block):
@@ -153,7 +151,7 @@ class NonlinAttention(Block):
         inner_BTX, value_BTX, outer_BTX = torch.split(x_BTX, self.width, dim=2)
         new_BTX = tanh_gate(inner_BTX, value_BTX)
         mixed_BTX = attend_window(weights_BHTK[:, :1], gated, new_BTX, outer_BTX)
-        return rows(mixed_BTX), new_BTX
+        return self.flat(mixed_BTX), new_BTX
 
 
 class Taps(nn.Module):
@@ -215,4 +213,4 @@ class ConvolutionBlock(Block):
         """Activated sums (N, D), and the gated frames (B, T, D)."""
         gate_BTE = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
         mixed_BTD, gated_BTD = chunk_convolution(gate_BTE, gated, self.depthwise_conv.weights)
-        return rows(mixed_BTD), gated_BTD
+        return self.flat(mixed_BTD), gated_BTD

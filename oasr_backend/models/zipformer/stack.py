@@ -24,7 +24,6 @@ from oasr_backend.models.zipformer.parts import (
     FeedForward,
     NonlinAttention,
     SelfAttention,
-    rows,
 )
 
 
@@ -182,4 +181,5 @@ class ZipformerStack(nn.Module):
         x_NsD = x_ND.unsqueeze(1)
         if not is_traced():
             x_NsD = x_NsD.expand_as(x0_NsD)
-        return rows(bypass(x0_NsD, x_NsD, self.out_combiner.bypass_scale)), newest
+        x_NsD = bypass(x0_NsD, x_NsD, self.out_combiner.bypass_scale)
+        return x_NsD.view(-1, self.config.dim), newest
