@@ -18,7 +18,7 @@ from torch import Tensor
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import HeadSizes, SlotRows
 from oasr_backend.kernels.swoosh import widened
-from oasr_backend.kernels.traced import static
+from oasr_backend.kernels.traced import is_traced, static
 
 #: The score of a cached frame that no frame of the stream has filled yet.
 HIDDEN = -1000.0
@@ -77,9 +77,13 @@ def attend_window_definition(
     heads = static(weights_BHTK.shape[1])
     value_BKX = torch.cat((values.gather().to(new_BTX.dtype), new_BTX), dim=1)
     if heads == 1:
-        mixed_BTX = weights_BHTK.squeeze(1) @ value_BKX
+        mixed_BTX = weights_BHTK[:, 0] @ value_BKX
     else:
-        mixed_BTX = (weights_BHTK @ _by_heads(value_BKX, heads)).transpose(1, 2).flatten(2)
+        mixed_BHTC = weights_BHTK @ _by_heads(value_BKX, heads)
+        mixed_BTHC = mixed_BHTC.transpose(1, 2)
+        if is_traced() and gate_BTX is None:
+            return mixed_BTHC  # Its user flattens it anyway.
+        mixed_BTX = mixed_BTHC.flatten(2)
     return mixed_BTX if gate_BTX is None else mixed_BTX * gate_BTX
 
 

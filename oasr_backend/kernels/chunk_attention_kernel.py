@@ -20,15 +20,18 @@ from oasr_backend.kernels.operands import HeadSizes, SlotRows
 
 #: The least side of a tile that a tensor core multiplies; frames of a program that weighs keys.
 _LEAST = 16
+#: What a warp weighs of a query's keys; wider numbers are multiplied without tensor cores.
+_BYTES_OF_A_WARP = 64
 #: Frames of a program that mixes values, and the keys that it reads at a time.
-_MOST_FRAMES, _KEYS = 64, 128
+_MOST_FRAMES, _KEYS, _WIDE_KEYS = 64, 128, 32
 #: Columns of a program that mixes values: a wide head is shared by several.
 _MOST_COLUMNS = 64
 
 
 @triton.jit
 def _position_scores(
-    p_T1P, position_ptr, offset_TK, keep_TK, S_STEP, P_STEP, P: tl.constexpr, BLOCK_P: tl.constexpr,
+    p_T1P, position_ptr, offset_TK, keep_TK,
+    S_STEP: tl.constexpr, P_STEP: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
     """(T, K): each query's p times the position at its offset from each key."""
     part_11P = tl.arange(0, BLOCK_P)[None, None, :]
@@ -41,7 +44,7 @@ def _position_scores(
 @triton.jit
 def _chunk_attention_weights(
     qkp_ptr, key_ptr, slot_ptr, position_ptr, seen_ptr, out_ptr, slot_size,
-    S_STEP, H_STEP, P_STEP, HIDDEN: tl.constexpr,
+    S_STEP: tl.constexpr, H_STEP: tl.constexpr, P_STEP: tl.constexpr, HIDDEN: tl.constexpr,
     N: tl.constexpr, L: tl.constexpr, H: tl.constexpr, Q: tl.constexpr, P: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr,
     BLOCK_P: tl.constexpr,
@@ -67,14 +70,15 @@ def _chunk_attention_weights(
     old_ptr = key_ptr + old_L[:, None] * (H * Q) + channel_Q[None, :]
     k_LQ = tl.load(old_ptr, mask=seen_L[:, None] & real_1Q, other=0.0).to(q_TQ.dtype)
     new_ptr = qkp_ptr + new_N[:, None] * WIDTH + (H + head) * Q + channel_Q[None, :]
-    k_NQ = tl.load(new_ptr, mask=(new_N < N)[:, None] & real_1Q, other=0.0)
+    k_NQ = tl.load(new_ptr, mask=(new_N < N)[:, None] & real_1Q, other=0.0).to(tl.float32)
     position_ptr += head * H_STEP
     offset_TL = (N - 1) - frame_T[:, None] + old_L[None, :]
     offset_TN = (L + N - 1) - frame_T[:, None] + new_N[None, :]
     score_TL = _position_scores(p_T1P, position_ptr, offset_TL, keep_TL, S_STEP, P_STEP, P, BLOCK_P)
     score_TN = _position_scores(p_T1P, position_ptr, offset_TN, keep_TN, S_STEP, P_STEP, P, BLOCK_P)
     score_TL += tl.dot(q_TQ, tl.trans(k_LQ), input_precision="ieee")
-    score_TN += tl.dot(q_TQ, tl.trans(k_NQ), input_precision="ieee")
+    # Few products; a second call of the tensor cores would keep the warps from sharing the first.
+    score_TN += tl.sum(q_TQ.to(tl.float32)[:, None, :] * k_NQ[None, :, :], axis=2)
     score_TL = tl.where(seen_L[None, :], score_TL, HIDDEN)
     score_TL = tl.where(old_L[None, :] < L, score_TL, -float("inf"))
     score_TN = tl.where(new_N[None, :] < N, score_TN, -float("inf"))
@@ -104,13 +108,14 @@ def launch_chunk_attention_weights(
     block_cached = next_power_of_two(cached, least=_LEAST)
     _chunk_attention_weights[(heads, batch, triton.cdiv(num_new, _LEAST))](
         qkp_BTX, key.buffer, key.slot_ids, position_SHP, num_seen_B, out_BHTK,
-        key.buffer.stride(0), *position_SHP.stride(), HIDDEN=HIDDEN,
+        key.buffer.stride(0), HIDDEN=HIDDEN, S_STEP=position_SHP.stride(0),
+        H_STEP=position_SHP.stride(1), P_STEP=position_SHP.stride(2),
         N=num_new, L=cached, H=heads, Q=sizes.query_dim, P=sizes.position_dim,
         BLOCK_T=_LEAST, BLOCK_L=block_cached,
         BLOCK_N=next_power_of_two(num_new, least=_LEAST),
         BLOCK_Q=next_power_of_two(sizes.query_dim, least=_LEAST),
         BLOCK_P=next_power_of_two(sizes.position_dim),
-        num_warps=min(max(1, block_cached // 32), 8),
+        num_warps=min(max(1, block_cached * qkp_BTX.element_size() // _BYTES_OF_A_WARP), 8),
     )  # fmt: skip
     return out_BHTK
 
@@ -171,6 +176,8 @@ def launch_attend_window(
     out_BTX = new_BTX.new_empty((batch, num_new, columns))
     block_columns = min(next_power_of_two(width, least=_LEAST), _MOST_COLUMNS)
     block_frames = min(next_power_of_two(num_new, least=_LEAST), _MOST_FRAMES)
+    # Wide numbers are multiplied without tensor cores, from registers.
+    keys = _KEYS if weights_BHTK.element_size() == 2 else _WIDE_KEYS
     parts = triton.cdiv(width, block_columns)
     _attend_window[(heads * parts, batch, triton.cdiv(num_new, block_frames))](
         weights_BHTK, values.buffer, values.slot_ids, new_BTX, gate, out_BTX,
@@ -178,8 +185,9 @@ def launch_attend_window(
         new_BTX.stride(0), new_BTX.stride(1), gate.stride(0), gate.stride(1),
         HAS_GATE=gate_BTX is not None,
         N=num_new, L=cached, X=columns, C=width, PARTS=parts,
-        BLOCK_T=block_frames, BLOCK_L=min(next_power_of_two(cached, least=_LEAST), _KEYS),
-        BLOCK_N=block_frames, BLOCK_C=block_columns, num_warps=4 if block_columns > _LEAST else 2,
+        BLOCK_T=block_frames, BLOCK_L=min(next_power_of_two(cached, least=_LEAST), keys),
+        BLOCK_N=min(block_frames, keys), BLOCK_C=block_columns,
+        num_warps=4 if block_columns > _LEAST else 1,
     )  # fmt: skip
     return out_BTX
 

@@ -78,10 +78,10 @@ def _chunk_convolution(
     for time in tl.static_range(FRAMES):
         causal_D, chunk_D = causal_bias_D, chunk_bias_D
         for tap in tl.static_range(L + 1):
-            causal_D += causal_taps[tap] * window[time + tap]
+            causal_D = tl.fma(causal_taps[tap], window[time + tap], causal_D)
         for tap in tl.static_range(2 * L + 1):
             if (not WHOLE) or (time + tap >= L and time + tap < L + T):
-                chunk_D += chunk_taps[tap] * chunk[time + tap]
+                chunk_D = tl.fma(chunk_taps[tap], chunk[time + tap], chunk_D)
         keep_D = real_D & (first + time < T)
         scale_D = tl.load(scale_ptr + (first + time) * D + channel_D, mask=keep_D, other=0.0)
         mixed_D = swoosh(causal_D + chunk_D * scale_D.to(tl.float32), SHIFT, OFFSET, SLOPE)

@@ -75,6 +75,10 @@ class Block(nn.Module):
     def entered(self, x_ND: Tensor) -> Tensor:
         return F.linear(x_ND, self.in_proj.weight, self.entry_bias)
 
+    def flat(self, x_BTX: Tensor) -> Tensor:
+        """(N, X) of (B, T, X), or of X in more axes."""
+        return x_BTX.reshape(-1, self.out_proj.in_features)
+
 
 class FeedForward(Block):
     def __init__(self, dim: int, hidden: int) -> None:
@@ -129,7 +133,7 @@ class SelfAttention(Block):
     ) -> tuple[Tensor, Tensor]:
         """Mixed values (N, X), and the new values (B, T, X)."""
         new_BTX = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
-        return attend_window(weights_BHTK, values, new_BTX).flatten(0, 1), new_BTX
+        return self.flat(attend_window(weights_BHTK, values, new_BTX)), new_BTX
 
 
 class NonlinAttention(Block):
@@ -147,7 +151,7 @@ class NonlinAttention(Block):
         inner_BTX, value_BTX, outer_BTX = torch.split(x_BTX, self.width, dim=2)
         new_BTX = tanh_gate(inner_BTX, value_BTX)
         mixed_BTX = attend_window(weights_BHTK[:, :1], gated, new_BTX, outer_BTX)
-        return mixed_BTX.flatten(0, 1), new_BTX
+        return self.flat(mixed_BTX), new_BTX
 
 
 class Taps(nn.Module):
@@ -209,4 +213,4 @@ class ConvolutionBlock(Block):
         """Activated sums (N, D), and the gated frames (B, T, D)."""
         gate_BTE = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
         mixed_BTD, gated_BTD = chunk_convolution(gate_BTE, gated, self.depthwise_conv.weights)
-        return mixed_BTD.flatten(0, 1), gated_BTD
+        return self.flat(mixed_BTD), gated_BTD
