@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.precision import cast, widened
 
 #: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
 L_SHIFT, L_OFFSET = 4.0, 0.035
@@ -37,7 +38,7 @@ def swoosh_r(x: Tensor) -> Tensor:
 
 def swoosh_definition(x: Tensor, shift: float, offset: float) -> Tensor:
     wide = widened(x)
-    return (F.softplus(wide - shift) - (wide * SLOPE + offset)).to(x.dtype)
+    return cast(F.softplus(wide - shift) - (wide * SLOPE + offset), x.dtype)
 
 
 def tanh_gate(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
@@ -50,9 +51,4 @@ def tanh_gate(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
 
 
 def tanh_gate_definition(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
-    return (widened(x_BTD) * torch.tanh(widened(gate_BTD))).to(x_BTD.dtype)
-
-
-def widened(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is that wide already: no node of a graph then."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return cast(widened(x_BTD) * torch.tanh(widened(gate_BTD)), x_BTD.dtype)
