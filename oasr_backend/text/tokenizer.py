@@ -215,8 +215,7 @@ def load_tokenizer(
 
     Text is the same with and without the SentencePiece model; `encode` segments better with it.
     `silent`, `connect_symbol` and `keeps_spaces` are those of `UnitTokenizer`. Symbols that match
-    `left_out` whole
-    are no units; the ids of the others must be gapless.
+    `left_out` whole are no units; the ids of the others must be gapless.
     """
     try:
         text = Path(units_path).read_text(encoding="utf-8-sig")
