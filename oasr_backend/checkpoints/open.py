@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import OpenCheckpoint, Reader
+from oasr_backend.checkpoints.files import export_in
 from oasr_backend.checkpoints.icefall import IcefallReader
 from oasr_backend.checkpoints.installed import installed_readers
 from oasr_backend.checkpoints.wenet import WenetReader
@@ -35,8 +36,10 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         raise CheckpointError(
             f"{path} is a checkpoint of {names} at once: {_found(path)}; leave the files of one"
         )
+    export = export_in(path)
     raise CheckpointError(
         f"{path} is no checkpoint that a reader knows: {_found(path)}. "
+        f"{export and f'Of these, {export}. '}"
         f"{'; '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
         "checkpoint_dir elsewhere, or install a reader for this kind"
         + "".join(f". And {fault}" for fault in faults)
