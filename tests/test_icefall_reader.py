@@ -19,6 +19,7 @@ from torch import Tensor
 from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.features import IcefallFrontend
 from oasr_backend.models import ChunkSettings
+from oasr_backend.models.transducer import JoinerHead
 from oasr_backend.models.zipformer import ZipformerConfig, ZipformerEncoder, icefall_name
 from oasr_backend.parity import decode_features
 from tests.checkpoint_helpers import ctc_head, refusal
