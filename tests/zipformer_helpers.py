@@ -103,6 +103,16 @@ def golden_encoder(name: str, chunks: ChunkSettings) -> ZipformerEncoder:
     return ready(encoder, chunks)
 
 
+def random_encoder(config: ZipformerConfig, chunks: ChunkSettings, seed: int) -> ZipformerEncoder:
+    """No weight is where it started, so that a part which is left out shows."""
+    encoder, generator = ZipformerEncoder(config), torch.Generator().manual_seed(seed)
+    for name, value in encoder.named_parameters():
+        fan_in = max(1, value[0].numel()) if value.dim() > 1 else 4
+        noise = torch.randn(value.shape, generator=generator) / fan_in**0.5
+        value.data = noise + (0.5 if "bypass_scale" in name else 0.0)
+    return ready(encoder, chunks)
+
+
 def ready(encoder: ZipformerEncoder, chunks: ChunkSettings) -> ZipformerEncoder:
     """As a server prepares it."""
     encoder.eval().requires_grad_(False)
@@ -152,7 +162,9 @@ class ZipformerStreams:
     def close(self, slot: int) -> None:
         self.states.close(slot)
 
-    def step(self, slots: Sequence[int], windows: Sequence[Tensor]) -> Tensor:
+    def step(
+        self, slots: Sequence[int], windows: Sequence[Tensor], *, stores: bool = True
+    ) -> Tensor:
         """(B, T, D) frames of one window of each slot."""
         rows_B = torch.tensor(slots)
         num_new_B = torch.full((len(slots),), self.encoder.spec.chunk_frames)
@@ -162,11 +174,12 @@ class ZipformerStreams:
             encoded_BTD = self.encoder.forward_chunk(
                 torch.stack(list(windows)).to(self.dtype), caches
             )
-            caches.store()
+            if stores:
+                caches.store()
         return encoded_BTD
 
 
-def streamed(encoder: ZipformerEncoder, feats_TF: FloatArray, chunk_size: int) -> FloatArray:
+def streamed(encoder: StreamingEncoder, feats_TF: FloatArray, chunk_size: int) -> FloatArray:
     """(T', D) of a whole stream with its tail, in a slot that another stream had before."""
     streams = ZipformerStreams(encoder, 1)
     streams.open(0)

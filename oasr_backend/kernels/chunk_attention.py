@@ -77,9 +77,11 @@ def attend_window_definition(
     heads = static(weights_BHTK.shape[1])
     value_BKX = torch.cat((values.gather().to(new_BTX.dtype), new_BTX), dim=1)
     if heads == 1:
-        mixed_BTX = weights_BHTK.squeeze(1) @ value_BKX
+        mixed_BTX = weights_BHTK[:, 0] @ value_BKX
     else:
-        mixed_BTX = (weights_BHTK @ _by_heads(value_BKX, heads)).transpose(1, 2).flatten(2)
+        mixed_BHTC = weights_BHTK @ _by_heads(value_BKX, heads)
+        frames, columns = static(new_BTX.shape[1]), static(new_BTX.shape[2])
+        mixed_BTX = mixed_BHTC.transpose(1, 2).reshape(-1, frames, columns)
     return mixed_BTX if gate_BTX is None else mixed_BTX * gate_BTX
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
 from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, swoosh_definition
+from oasr_backend.kernels.traced import static
 
 
 def chunk_convolution(
@@ -40,16 +41,17 @@ def chunk_convolution_definition(
 ) -> tuple[Tensor, Tensor]:
     gated_BTD = F.glu(gate_BTE, dim=-1)
     window_BWD = torch.cat((state.gather().to(gated_BTD.dtype), gated_BTD), dim=1)
-    causal_BTD = _depthwise(window_BWD, weights.causal_Dk, weights.causal_bias_D, padding=0)
-    chunk_BTD = _depthwise(
+    causal_B1TD = _depthwise(window_BWD, weights.causal_Dk, weights.causal_bias_D, padding=0)
+    chunk_B1TD = _depthwise(
         gated_BTD, weights.chunk_Dk, weights.chunk_bias_D, padding=weights.state_frames
     )
-    sum_BTD = causal_BTD + chunk_BTD * weights.scale_TD
+    sum_B1TD = causal_B1TD + chunk_B1TD * weights.scale_TD
+    sum_BTD = sum_B1TD.reshape(-1, *map(static, gated_BTD.shape[1:]))
     return swoosh_definition(sum_BTD, R_SHIFT, R_OFFSET), gated_BTD
 
 
 def _depthwise(x_BTD: Tensor, kernel_Dk: Tensor, bias_D: Tensor, *, padding: int) -> Tensor:
-    """One kernel a channel. (B, T, D) read as channels-last (B, D, 1, T) needs no transposition."""
+    """(B, 1, T, D): one kernel a channel. What lies as channels-last needs no transposition."""
     mixed_BD1T = F.conv2d(
         x_BTD.unsqueeze(1).permute(0, 3, 1, 2),
         kernel_Dk.unsqueeze(1).unsqueeze(1),
@@ -57,4 +59,4 @@ def _depthwise(x_BTD: Tensor, kernel_Dk: Tensor, bias_D: Tensor, *, padding: int
         padding=(0, padding),
         groups=kernel_Dk.shape[0],
     )
-    return mixed_BD1T.permute(0, 2, 3, 1).squeeze(1)
+    return mixed_BD1T.permute(0, 2, 3, 1)

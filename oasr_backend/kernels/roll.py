@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.traced import static
 
 
 def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int) -> None:
@@ -34,7 +35,7 @@ def roll_rows_definition(
 
 def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
     """A sliding window with `new` frames at its end and as many of its oldest gone."""
-    size, num_new = rows.shape[axis], new.shape[axis]
+    size, num_new = static(rows.shape[axis]), static(new.shape[axis])
     if num_new >= size:
         return new.narrow(axis, num_new - size, size)
     kept = rows.narrow(axis, num_new, size - num_new)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.traced import is_traced, swoosh_traced
 
 #: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
 L_SHIFT, L_OFFSET = 4.0, 0.035
@@ -36,6 +37,8 @@ def swoosh_r(x: Tensor) -> Tensor:
 
 
 def swoosh_definition(x: Tensor, shift: float, offset: float) -> Tensor:
+    if is_traced():
+        return swoosh_traced(x, shift, offset, SLOPE)
     wide = widened(x)
     return (F.softplus(wide - shift) - (wide * SLOPE + offset)).to(x.dtype)
 

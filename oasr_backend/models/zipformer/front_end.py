@@ -63,7 +63,7 @@ class FrontEnd(nn.Module):
         before_BCHM = state.gather()
         state.scatter(_last_frames(before_BCHM, x_BCHM[:, :, :frames]))
         x_BCHM = self.convnext(x_BCHM, before_BCHM)
-        x_ND = self.out(x_BCHM.transpose(1, 2).flatten(2).flatten(0, 1))
+        x_ND = self.out(x_BCHM.transpose(1, 2).reshape(-1, self.out.in_features))
         normed_ND: Tensor = self.out_norm(x_ND)
         return normed_ND
 

@@ -25,8 +25,14 @@ from oasr_backend.kernels import (
     swoosh_l,
     tanh_gate,
 )
+from oasr_backend.kernels.traced import static
 from oasr_backend.models.zipformer.config import StackConfig, StackFrames
 from oasr_backend.models.zipformer.positions import distances, encoded_distances
+
+
+def rows(x_BTX: Tensor) -> Tensor:
+    """(N, X): the frames of all rows one below the other."""
+    return x_BTX.reshape(-1, static(x_BTX.shape[-1]))
 
 
 class BiasNorm(nn.Module):
@@ -129,7 +135,7 @@ class SelfAttention(Block):
     ) -> tuple[Tensor, Tensor]:
         """Mixed values (N, X), and the new values (B, T, X)."""
         new_BTX = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
-        return attend_window(weights_BHTK, values, new_BTX).flatten(0, 1), new_BTX
+        return rows(attend_window(weights_BHTK, values, new_BTX)), new_BTX
 
 
 class NonlinAttention(Block):
@@ -147,7 +153,7 @@ class NonlinAttention(Block):
         inner_BTX, value_BTX, outer_BTX = torch.split(x_BTX, self.width, dim=2)
         new_BTX = tanh_gate(inner_BTX, value_BTX)
         mixed_BTX = attend_window(weights_BHTK[:, :1], gated, new_BTX, outer_BTX)
-        return mixed_BTX.flatten(0, 1), new_BTX
+        return rows(mixed_BTX), new_BTX
 
 
 class Taps(nn.Module):
@@ -209,4 +215,4 @@ class ConvolutionBlock(Block):
         """Activated sums (N, D), and the gated frames (B, T, D)."""
         gate_BTE = self.entered(x_ND).view(-1, frames, self.in_proj.out_features)
         mixed_BTD, gated_BTD = chunk_convolution(gate_BTE, gated, self.depthwise_conv.weights)
-        return mixed_BTD.flatten(0, 1), gated_BTD
+        return rows(mixed_BTD), gated_BTD

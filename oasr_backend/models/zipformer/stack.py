@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oasr_backend.kernels import SlotRows, bypass, norm_bypass
-from oasr_backend.kernels.traced import is_traced
+from oasr_backend.kernels.traced import is_traced, static
 from oasr_backend.models.zipformer.config import StackConfig, StackFrames
 from oasr_backend.models.zipformer.parts import (
     AttentionWeights,
@@ -24,6 +24,7 @@ from oasr_backend.models.zipformer.parts import (
     FeedForward,
     NonlinAttention,
     SelfAttention,
+    rows,
 )
 
 
@@ -142,8 +143,9 @@ class Downsample(nn.Module):
 
     def forward(self, x_MD: Tensor) -> Tensor:
         """(M, D) to (N, D)."""
-        x_NsD = x_MD.view(-1, self.bias.shape[0], x_MD.shape[1])
-        return torch.matmul(self.share_s.view(1, 1, -1), x_NsD).squeeze(1)
+        width = static(x_MD.shape[1])
+        x_NsD = x_MD.view(-1, self.bias.shape[0], width)
+        return torch.matmul(self.share_s.view(1, 1, -1), x_NsD).view(-1, width)
 
 
 class ZipformerStack(nn.Module):
@@ -180,4 +182,4 @@ class ZipformerStack(nn.Module):
         x_NsD = x_ND.unsqueeze(1)
         if not is_traced():
             x_NsD = x_NsD.expand_as(x0_NsD)
-        return bypass(x0_NsD, x_NsD, self.out_combiner.bypass_scale).flatten(0, 1), newest
+        return rows(bypass(x0_NsD, x_NsD, self.out_combiner.bypass_scale)), newest
