@@ -238,7 +238,7 @@ BAD: dict[str, Bad] = {
         tensor(f"{LAYER}.norm.bias", 7),
     ),
     "other dimensions": Bad(
-        ("linear_pos.weight is of shape (16,), and", "2 dimensions"),
+        ("linear_pos.weight is of shape (16,), and", "2 sizes"),
         tensor(f"{LAYER}.self_attn_weights.linear_pos.weight", 16),
     ),
     "no queries": Bad(

@@ -64,7 +64,7 @@ def export_in(path: Path) -> str:
 
     Empty for none. Looks at names alone.
     """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    files = sorted(path.iterdir()) if path.is_dir() else [path] * path.exists()
     for file in files:
         for end, what in _EXPORTS.items():
             if file.name.endswith(end):

@@ -21,9 +21,9 @@ _MOST_LISTED = 12
 def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     """Opens a checkpoint by the reader that recognises it, built-in or installed.
 
-    No weights are read, and every other file is checked. Raises CheckpointError: for a path that
-    no reader recognises, or more than one, with what is there and what each reader looks for; and
-    for whatever an installed reader raises, with the reader's name.
+    Of weights at most the shapes are read, and every other file is checked. Raises
+    CheckpointError: for a path that no reader recognises, or more than one, with what is there and
+    what each reader looks for; and for whatever an installed reader raises, with the reader's name.
     """
     path = Path(path)
     readers: list[Reader] = [WenetReader(), IcefallReader(), *installed_readers()]
@@ -40,7 +40,7 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     raise CheckpointError(
         f"{path} is no checkpoint that a reader knows: {_found(path)}. "
         f"{export and f'Of these, {export}. '}"
-        f"{'; '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
+        f"{'. '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
         "checkpoint_dir elsewhere, or install a reader for this kind"
         + "".join(f". And {fault}" for fault in faults)
     )

@@ -99,8 +99,9 @@ class Weights:
 
     def _found(self, name: str) -> Tensor:
         if name not in self._tensors:
+            remedy = "" if self._described_by else ", so export it again"
             raise CheckpointError(
-                f"{self.path} has no tensor {self.name_in_file(name)!r}; it {self.misfit}"
+                f"{self.path} has no tensor {self.name_in_file(name)!r}; it {self.misfit}{remedy}"
             )
         return self._tensors[name]
 

@@ -74,7 +74,7 @@ def dims_of(weights: Weights, name: str, count: int) -> tuple[int, ...]:
     if len(shape) != count or not all(shape):
         raise CheckpointError(
             f"{weights.path}: {weights.name_in_file(name)} is of shape {shape}, and a Zipformer's "
-            f"has {count} dimensions; give the weights of a streaming Zipformer"
+            f"has {count} sizes of 1 or more; give the weights of a streaming Zipformer"
         )
     return shape
 
