@@ -32,17 +32,20 @@ class Weights:
         prefix: str = "",
     ) -> None:
         self.path = path
-        self.misfit = (
-            "does not fit together"
-            if described_by is None
-            else (f"does not match its {described_by.name}")
-        )
+        self._described_by = described_by
         self._prefix = prefix
         self._tensors = dict(tensors)
         self._left = dict.fromkeys(self._tensors)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
+
+    @property
+    def misfit(self) -> str:
+        """What is wrong where a tensor is missing or of another shape, in a clause."""
+        if self._described_by is None:
+            return "is not one whole model"
+        return f"does not match its {self._described_by.name}"
 
     @property
     def names(self) -> list[str]:
@@ -96,8 +99,9 @@ class Weights:
 
     def _found(self, name: str) -> Tensor:
         if name not in self._tensors:
+            remedy = "" if self._described_by else ", so export it again"
             raise CheckpointError(
-                f"{self.path} has no tensor {self.name_in_file(name)!r}; it {self.misfit}"
+                f"{self.path} has no tensor {self.name_in_file(name)!r}; it {self.misfit}{remedy}"
             )
         return self._tensors[name]
 

@@ -74,7 +74,7 @@ def dims_of(weights: Weights, name: str, count: int) -> tuple[int, ...]:
     if len(shape) != count or not all(shape):
         raise CheckpointError(
             f"{weights.path}: {weights.name_in_file(name)} is of shape {shape}, and a Zipformer's "
-            f"has {count} dimensions; give the weights of a streaming Zipformer"
+            f"has {count} sizes of 1 or more; give the weights of a streaming Zipformer"
         )
     return shape
 
@@ -88,8 +88,8 @@ def _stacks(weights: Weights) -> list[_Stack]:
         if of_stack != set(range(len(of_stack))) or not of_stack:
             what = "layers of a stack" if number else "stacks"
             raise CheckpointError(
-                f"{weights.path} holds {what} with the numbers {sorted(of_stack)}, some between "
-                "are missing; export the whole model again"
+                f"{weights.path} holds {what} with the numbers {written(sorted(of_stack))} alone, "
+                "and they count from 0 without a gap; export the whole model again"
             )
     return [_stack(weights, number, len(layers[number])) for number in sorted(layers)]
 

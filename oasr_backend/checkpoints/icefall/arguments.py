@@ -14,6 +14,9 @@ from oasr_backend.errors import CheckpointError
 
 _TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
+#: Holds names of its own, none of them an argument.
+_NESTED = ("env_info",)
+
 
 class Said(NamedTuple):
     """A value, and the file that says it."""
@@ -50,7 +53,7 @@ def read_arguments(path: Path | None) -> dict[str, Any]:
         name = str(key).lstrip("-").replace("-", "_")
         if name in found:
             raise CheckpointError(f"{path} gives {name} twice; leave one of them")
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name not in _NESTED:
             raise CheckpointError(
                 f"{path}: {key} holds further names; write all arguments side by side"
             )

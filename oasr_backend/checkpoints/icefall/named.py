@@ -22,7 +22,7 @@ def load_named(module: nn.Module, weights: Weights, name_of: Callable[[str], str
         shape, expected = weights.shape_of(theirs), tuple(parameter.shape)
         if shape != expected:
             raise CheckpointError(
-                f"{weights.path} does not fit together: {weights.name_in_file(theirs)} is of shape "
+                f"{weights.path} {weights.misfit}: {weights.name_in_file(theirs)} is of shape "
                 f"{shape}, and beside the other tensors it has to be of {expected}; export the "
                 "whole model again"
             )

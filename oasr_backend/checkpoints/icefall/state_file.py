@@ -65,8 +65,8 @@ def _choose(loaded: Mapping[Any, Any], path: Path, *, averaged: bool) -> str:
     there = [key for key in (_MODEL, _AVERAGE) if loaded.get(key)]
     if averaged and _AVERAGE not in there:
         raise CheckpointError(
-            f"use_averaged_model is set, and {path} holds no {_AVERAGE!r}; unset it, or give a "
-            "file of training"
+            f"the arguments beside {path} set use_averaged_model, and it holds no {_AVERAGE!r}; "
+            "take that out, or give a file of training"
         )
     if not there:
         held = ", ".join(repr(key) for key in list(loaded)[:5]) or "nothing at all"
@@ -80,12 +80,12 @@ def _choose(loaded: Mapping[Any, Any], path: Path, *, averaged: bool) -> str:
 def _tensors(state: Any, key: str, path: Path) -> dict[str, Tensor]:
     if not isinstance(state, Mapping):
         raise CheckpointError(
-            f"{path} holds a {type(state).__name__} under {key!r}, no tensors by name; {_EXPORT}"
+            f"{path} holds {type(state).__name__} under {key!r}, no tensors by name; {_EXPORT}"
         )
     for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(
-                f"{path} holds a {type(value).__name__} under {key!r}, {name!r}, where a tensor "
+                f"{path} holds {type(value).__name__} under {key!r}, {name!r}, where a tensor "
                 f"by its name is meant; {_EXPORT}"
             )
     return dict(state)
