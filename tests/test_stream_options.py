@@ -158,6 +158,17 @@ def test_what_a_stream_says_wins_over_its_server() -> None:
     assert (same.nbest, same.hotwords, same.beam_size) == (5, "A", 7)
 
 
+def test_a_server_has_a_beam_size_for_all_searches_or_leaves_it_to_each() -> None:
+    beam: dict[str, ParameterValue] = {"decoder": "prefix_beam"}
+    for stated in (0, 20):
+        defaults = ServingConfig.of(beam_size=stated).defaults
+        assert StreamOptions.from_parameters(beam, defaults).beam_size == stated
+        assert StreamOptions.from_parameters({**beam, "beam_size": 0}, defaults).beam_size == 0
+    check_search(CTC_SEARCHES, StreamOptions(decoder="prefix_beam", nbest=10))
+    with pytest.raises(InvalidRequestError, match=r"nbest=11 is outside 1 \.\. 10"):
+        check_search(CTC_SEARCHES, StreamOptions(decoder="prefix_beam", nbest=11))
+
+
 def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:
     with pytest.raises(ConfigError, match="defaults of the server's streams: nbest=5"):
         golden_engine(nbest=5)
