@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.base import PrefixScorer
@@ -19,14 +20,22 @@ from oasr_backend.decoders.bias.context_graph import ContextGraph
 from oasr_backend.decoders.bias.hotwords import HotwordScorer
 from oasr_backend.decoders.chunk import ChunkRows
 from oasr_backend.decoders.rank import by_mean_score
+from oasr_backend.decoders.transducer.beam.frame import best_units
 from oasr_backend.decoders.transducer.beam.search import TransducerBeamSearch
+from oasr_backend.decoders.transducer.kinds import transducer_searches
+from oasr_backend.errors import StreamStateError
+from oasr_backend.models.transducer import Transducer, TransducerConfig
+from oasr_backend.options import StreamOptions
 from oasr_backend.types import Hypothesis
+from tests.decoder_groups import SYMBOLS, VOCAB, new_group
 from tests.ngrams import arpa, scorer_of, write
 from tests.reference.transducer_beam import PlainPath, PlainTransducerBeam, Tokens
 from tests.rounding import UNIT64, gamma
 
 DEVICE = torch.device("cpu")
-GOLDEN = Path(__file__).parent / "golden" / "transducer_beam.npz"
+GOLDEN = Path(__file__).parent / "golden" / "zip_rnnt_small"
+#: Of a frame, the network's own five among them.
+MOST_OPERATORS = 32
 
 
 class PlainNetwork(nn.Module):
@@ -267,3 +276,164 @@ def test_an_ngram_model_weighs_paths_and_their_ends(
         assert_same_order(nbests[row], with_bonus(network, frames_NTJ[row], bonus))
         assert {one.tokens for one in ended} == {one.tokens for one in nbests[row]}
         assert [rank(one) for one in ended] == sorted(map(rank, ended), reverse=True)
+
+
+@pytest.fixture(scope="module", name="golden_network")
+def _golden_network() -> Transducer:
+    weights = torch.load(GOLDEN / "pretrained.pt", weights_only=True)["model"]
+    joiner_dim, model_dim = weights["joiner.encoder_proj.weight"].shape
+    vocab_size, embedding_dim = weights["decoder.embedding.weight"].shape
+    network = Transducer(
+        TransducerConfig(
+            model_dim=model_dim,
+            joiner_dim=joiner_dim,
+            embedding_dim=embedding_dim,
+            vocab_size=vocab_size,
+            context_size=weights["decoder.conv.weight"].shape[2],
+        )
+    )
+    own = {
+        name: values for name, values in weights.items() if name.startswith(("decoder.", "joiner."))
+    }
+    network.load_state_dict(own)
+    return network.eval()
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("setting", ["c16_l4", "c16_l8", "c32_l8", "c8_l4"])
+def test_the_beam_equals_icefalls_on_the_goldens(setting: str, golden_network: Transducer) -> None:
+    expected = np.load(GOLDEN / "expected.npz")
+    frames_TJ = golden_network.project(torch.from_numpy(expected[f"{setting}.enc"])).detach()
+    for chunk_frames in (4, 7):
+        cuts = range(chunk_frames, len(frames_TJ), chunk_frames)
+        best = decoded(golden_network, frames_TJ, 4, cuts)[0]
+        assert best.tokens == tuple(expected[f"{setting}.rnnt_beam"].tolist())
+        assert best.score == pytest.approx(float(expected[f"{setting}.rnnt_beam_score"]), abs=1e-3)
+
+
+def spell(units: Sequence[int], vocab: int = 30) -> Tensor:
+    """Frames of `Speller` whose best path is `units`, with a little of the others."""
+    frames_TJ = frames_of(len(units), (len(units), vocab)) * 0.1
+    frames_TJ[range(len(units)), list(units)] += 9.0
+    return frames_TJ
+
+
+class Speller(PlainNetwork):
+    """Gives the frames themselves as logits, so that what was said is what is heard."""
+
+    def predict(self, context_NC: Tensor) -> Tensor:
+        return torch.zeros((len(context_NC), 1), dtype=torch.float64)
+
+    def logits(self, frames_NJ: Tensor, predicted_NJ: Tensor) -> Tensor:
+        return frames_NJ + predicted_NJ
+
+
+def test_a_token_has_the_frame_that_it_was_spoken_in_and_is_never_merged() -> None:
+    best = decoded(Speller(0, 30, 2), spell([0, 5, 5, 0, 7, 0]), 4, [2, 3])[0]
+    assert best.tokens == (5, 5, 7)
+    assert best.times == (1, 2, 4)
+    assert all(-0.1 < log_prob < 0 for log_prob in best.token_log_probs)
+
+
+def test_a_long_stream_costs_no_more_per_chunk_and_settles_what_all_paths_share() -> None:
+    search, settled = new_search(network := PlainNetwork(4, 9, 2, sharpness=5.0), 4), []
+    heard: list[Tensor] = []
+    for turn in range(60):
+        heard.append(frames_of(turn, (16, 9)))
+        decode(search, heard[-1][None], [16 * turn])
+        best, *others = search.hypotheses(0, 4)
+        for one in (best, *others):
+            assert list(one.tokens[: len(settled)]) == settled
+        tail = search.tail(0, len(settled))
+        assert (*settled, *tail.tokens) == best.tokens
+        assert tail.num_stable == search.num_stable(0)
+        settled = list(best.tokens[: tail.num_stable])
+        assert search._history.window_entries <= 256
+    assert len(settled) > 100
+    frames_TJ = torch.cat(heard)
+    expected = plain(network, frames_TJ, 4).nbest()
+    assert_equal(search.hypotheses(0, 4), expected, len(frames_TJ))
+
+
+def test_silence_adds_nothing() -> None:
+    search = new_search(Speller(0, 30, 2), 4)
+    decode(search, spell([4, 0, 6])[None], [0])
+    for turn in range(5):
+        decode(search, spell([0] * 200)[None], [3 + 200 * turn])
+    assert search.hypotheses(0, 1)[0].tokens == (4, 6)
+    assert search._history.window_entries == 32
+
+
+def test_a_chunk_is_begun_without_a_look_at_the_device() -> None:
+    """The operators of a frame take shapes from the host alone, and are few."""
+    config = TransducerConfig(36, 40, 48, vocab_size=60, context_size=2)
+    search = new_search(Transducer(config).eval(), 4, 3)
+
+    def operators(num_frames: int) -> list[str]:
+        frames_NTJ = torch.zeros((3, num_frames, 40))
+        chunk = ChunkRows(np.arange(3), np.full(3, num_frames), np.zeros(3, dtype=np.int64))
+        with _Operators() as seen:
+            search.begin(frames_NTJ, chunk)()
+        return seen.names
+
+    short, long = operators(4), operators(8)
+    assert not {"_local_scalar_dense", "item", "nonzero", "is_nonzero"} & {*short, *long}
+    assert (len(long) - len(short)) / 4 <= MOST_OPERATORS
+
+
+def test_frames_on_another_device_are_refused() -> None:
+    search = new_search(PlainNetwork(0, 5, 1), 2)
+    with pytest.raises(StreamStateError, match="frames are on meta"):
+        decode(search, torch.zeros((1, 2, 5), device="meta"), [0])
+
+
+def test_half_precision_logits_are_read_as_fp32() -> None:
+    logits_XV = frames_of(0, (8, 40)).bfloat16()
+    half, whole = best_units(logits_XV, 4, 40), best_units(logits_XV.float(), 4, 40)
+    assert half.log_prob_NBW.dtype == torch.float32
+    assert half.log_prob_NBW.equal(whole.log_prob_NBW)
+
+
+def test_a_transducer_offers_the_beam_with_four_paths() -> None:
+    kind = transducer_searches(PlainNetwork(0, 5, 2))["transducer_beam"]
+    assert (kind.head, kind.beam_size, kind.kept(0), kind.most_told(3)) == ("joiner", 4, 4, 3)
+    assert "rescoring" not in kind.honours
+    assert isinstance(kind.make(SearchSettings(device=DEVICE)), TransducerBeamSearch)
+
+
+def test_the_end_of_a_text_keeps_the_order_by_score_per_token(tmp_path: Path) -> None:
+    """In a group of decoders: a longer hypothesis of a lower score stays before a shorter one."""
+    entries = {("<unk>",): (-1.0, 0.0), ("</s>",): (-0.5, 0.0), ("<s>",): (-9.0, 0.0)}
+    scorer = scorer_of(write(tmp_path, arpa(entries)), weight=0.01, unit_bonus=0.0, symbols=SYMBOLS)
+    network = PlainNetwork(2, VOCAB, 1)
+    group = new_group(searches=transducer_searches(network), language_model=scorer)
+    options = StreamOptions(decoder="transducer_beam", nbest=4, use_lm=True)
+    group.open(0, options)
+    frames_NTJ = frames_of(3, (1, 6, VOCAB))
+    heads = {"joiner": frames_NTJ, "transducer_greedy": torch.zeros((1, 6, 2))}
+    group.begin(np.array([0]), np.array([6]), heads, torch.zeros((1, 6, 1)))()
+    before = group.nbest(0, 4)
+    assert group.weighs_ends
+    group.end([0])
+    after = group.nbest(0, 4)
+    rank = by_mean_score(1)
+    assert [one.tokens for one in after] == [one.tokens for one in before]
+    assert [rank(one) for one in after] == sorted(map(rank, after), reverse=True)
+    assert [one.score for one in after] != sorted((one.score for one in after), reverse=True)
+    assert all(a.score < b.score for a, b in zip(after, before, strict=True))
+    group.check_integrity([0])
+    group.close(0)
+
+
+class _Operators(TorchDispatchMode):
+    """Names of the operators that compute or move something; views cost nothing on a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.names.append(func.overloadpacket.__name__)
+        return result
