@@ -27,12 +27,11 @@ from oasr_backend.errors import StreamStateError
 from oasr_backend.models.transducer import Transducer, TransducerConfig
 from oasr_backend.options import StreamOptions
 from oasr_backend.types import Hypothesis
-from tests.decoder_groups import SYMBOLS, VOCAB, new_group
-from tests.ngrams import arpa, scorer_of, write
+from tests.decoder_groups import CPU, SYMBOLS, VOCAB, new_group
+from tests.ngrams import DEVICE, arpa, scorer_of, write
 from tests.reference.transducer_beam import PlainPath, PlainTransducerBeam, Tokens
 from tests.rounding import UNIT64, gamma
 
-DEVICE = torch.device("cpu")
 GOLDEN = Path(__file__).parent / "golden" / "zip_rnnt_small"
 #: Of a frame, the network's own five among them.
 MOST_OPERATORS = 32
@@ -44,35 +43,38 @@ class PlainNetwork(nn.Module):
     So a row's logits do not depend on how many there are, and no two are equal.
     """
 
+    table_CVJ: Tensor
+
     def __init__(self, seed: int, vocab: int, context: int, *, sharpness: float = 3.0) -> None:
         super().__init__()
         self.context_size, self.blank_id, self.blank_penalty = context, seed % 2, 0.0
         self.sharpness = sharpness
         generator = torch.Generator().manual_seed(seed)
         table_CVJ = torch.randn((context, vocab + 1, vocab), generator=generator)
-        self.table_CVJ = table_CVJ.double()
-        self.table_CVJ[:, 0] = 0.0
+        table_CVJ[:, 0] = 0.0
+        self.register_buffer("table_CVJ", table_CVJ.double())
 
     @property
     def start_context(self) -> tuple[int, ...]:
         return (*(-1,) * (self.context_size - 1), self.blank_id)
 
     def predict(self, context_NC: Tensor) -> Tensor:
-        return self.table_CVJ[torch.arange(self.context_size), context_NC + 1].sum(1)
+        return sum(self.table_CVJ[c][context_NC[:, c] + 1] for c in range(self.context_size))
 
     def logits(self, frames_NJ: Tensor, predicted_NJ: Tensor) -> Tensor:
         return torch.tanh(frames_NJ + predicted_NJ) * self.sharpness
 
 
 def frames_of(seed: int, shape: Sequence[int]) -> Tensor:
-    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed)).double()
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(tuple(shape), generator=generator).double().to(DEVICE)
 
 
 def new_search(
     network: nn.Module, beam: int, num_rows: int = 1, *, scorers: Sequence[PrefixScorer] = ()
 ) -> TransducerBeamSearch:
     made = SearchSettings(device=DEVICE, beam_size=beam, token_candidates=4, scorers=tuple(scorers))
-    search = TransducerBeamSearch(network, made)  # type: ignore[arg-type]
+    search = TransducerBeamSearch(network.to(DEVICE), made)  # type: ignore[arg-type]
     search.grow(num_rows)
     search.reset_rows(range(num_rows))
     return search
@@ -105,7 +107,7 @@ def decoded(
 def plain(
     network: nn.Module, frames_TJ: Tensor, beam: int, **options: object
 ) -> PlainTransducerBeam:
-    search = PlainTransducerBeam(network, beam, **options)  # type: ignore[arg-type]
+    search = PlainTransducerBeam(network.to(DEVICE), beam, **options)  # type: ignore[arg-type]
     for frame_J in frames_TJ:
         search.frame(frame_J)
     return search
@@ -161,6 +163,8 @@ def test_rows_at_any_phase_equal_streams_alone(
         counts = [data.draw(st.integers(0, 4)) for _ in rows]
         frames_NTJ = frames_of(seed + turn, (len(rows), 4, 7))
         start = [len(heard[row]) for row in rows]
+        for frames_TJ, count in zip(frames_NTJ, counts, strict=True):
+            frames_TJ[count:] = float("nan")
         if any(counts):
             decode(search, frames_NTJ[:, : max(counts)], start, rows=rows, num_frames=counts)
         for row, frames_TJ, count in zip(rows, frames_NTJ, counts, strict=True):
@@ -296,14 +300,16 @@ def _golden_network() -> Transducer:
         name: values for name, values in weights.items() if name.startswith(("decoder.", "joiner."))
     }
     network.load_state_dict(own)
-    return network.eval()
+    return network.eval().to(DEVICE)
 
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("setting", ["c16_l4", "c16_l8", "c32_l8", "c8_l4"])
 def test_the_beam_equals_icefalls_on_the_goldens(setting: str, golden_network: Transducer) -> None:
     expected = np.load(GOLDEN / "expected.npz")
-    frames_TJ = golden_network.project(torch.from_numpy(expected[f"{setting}.enc"])).detach()
+    frames_TJ = golden_network.project(
+        torch.from_numpy(expected[f"{setting}.enc"]).to(DEVICE)
+    ).detach()
     for chunk_frames in (4, 7):
         cuts = range(chunk_frames, len(frames_TJ), chunk_frames)
         best = decoded(golden_network, frames_TJ, 4, cuts)[0]
@@ -322,7 +328,7 @@ class Speller(PlainNetwork):
     """Gives the frames themselves as logits, so that what was said is what is heard."""
 
     def predict(self, context_NC: Tensor) -> Tensor:
-        return torch.zeros((len(context_NC), 1), dtype=torch.float64)
+        return torch.zeros((len(context_NC), 1), dtype=torch.float64, device=context_NC.device)
 
     def logits(self, frames_NJ: Tensor, predicted_NJ: Tensor) -> Tensor:
         return frames_NJ + predicted_NJ
@@ -370,7 +376,7 @@ def test_a_chunk_is_begun_without_a_look_at_the_device() -> None:
     search = new_search(Transducer(config).eval(), 4, 3)
 
     def operators(num_frames: int) -> list[str]:
-        frames_NTJ = torch.zeros((3, num_frames, 40))
+        frames_NTJ = torch.zeros((3, num_frames, 40), device=DEVICE)
         chunk = ChunkRows(np.arange(3), np.full(3, num_frames), np.zeros(3, dtype=np.int64))
         with _Operators() as seen:
             search.begin(frames_NTJ, chunk)()
@@ -379,6 +385,23 @@ def test_a_chunk_is_begun_without_a_look_at_the_device() -> None:
     short, long = operators(4), operators(8)
     assert not {"_local_scalar_dense", "item", "nonzero", "is_nonzero"} & {*short, *long}
     assert (len(long) - len(short)) / 4 <= MOST_OPERATORS
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="a CPU is never waited for")
+def test_a_chunk_is_begun_without_waiting_for_a_gpu() -> None:
+    network = PlainNetwork(1, 7, 2)
+    scorer = HotwordScorer([True] * 7, DEVICE)
+    scorer.assign([0, 1], "key", ContextGraph.build([(2, 3)], 1.0, vocab_size=7))
+    search = new_search(network, 4, 2, scorers=[scorer])
+    frames_NTJ = frames_of(0, (2, 6, 7))
+    decode(search, frames_NTJ, [0, 0])
+    chunk = ChunkRows(np.array([1, 0]), np.array([3, 6]), np.array([6, 6]))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        finish = search.begin(frames_NTJ, chunk)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    finish()
 
 
 def test_frames_on_another_device_are_refused() -> None:
@@ -398,7 +421,7 @@ def test_a_transducer_offers_the_beam_with_four_paths() -> None:
     kind = transducer_searches(PlainNetwork(0, 5, 2))["transducer_beam"]
     assert (kind.head, kind.beam_size, kind.kept(0), kind.most_told(3)) == ("joiner", 4, 4, 3)
     assert "rescoring" not in kind.honours
-    assert isinstance(kind.make(SearchSettings(device=DEVICE)), TransducerBeamSearch)
+    assert isinstance(kind.make(SearchSettings(device=CPU)), TransducerBeamSearch)
 
 
 def test_the_end_of_a_text_keeps_the_order_by_score_per_token(tmp_path: Path) -> None:
@@ -410,7 +433,7 @@ def test_the_end_of_a_text_keeps_the_order_by_score_per_token(tmp_path: Path) ->
     options = StreamOptions(decoder="transducer_beam", nbest=4, use_lm=True)
     group.open(0, options)
     frames_NTJ = frames_of(3, (1, 6, VOCAB))
-    heads = {"joiner": frames_NTJ, "transducer_greedy": torch.zeros((1, 6, 2))}
+    heads = {"joiner": frames_NTJ.cpu(), "transducer_greedy": torch.zeros((1, 6, 2))}
     group.begin(np.array([0]), np.array([6]), heads, torch.zeros((1, 6, 1)))()
     before = group.nbest(0, 4)
     assert group.weighs_ends

@@ -72,7 +72,7 @@ class PlainTransducerBeam:
 
     def log_probs(self, frame_J: Tensor, tokens: Tokens) -> list[float]:
         context = (*self.network.start_context, *tokens)[-self.network.context_size :]
-        predicted_1J = self.network.predict(torch.tensor([context]))
+        predicted_1J = self.network.predict(torch.tensor([context], device=frame_J.device))
         logits_1V = self.network.logits(frame_J[None], predicted_1J)
         log_probs: list[float] = logits_1V[0].log_softmax(-1).tolist()
         return log_probs
