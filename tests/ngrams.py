@@ -42,8 +42,9 @@ def write(folder: Path, text: str) -> Path:
 def walk(scorer: NgramScorer, text: Sequence[int]) -> float:
     state_NB, total = torch.full((1, 1), scorer.initial_state, device=DEVICE), 0.0
     for unit in text:
-        chunk = scorer.for_chunk(np.zeros(1, np.int64), torch.tensor([[[-1, unit]]], device=DEVICE))
-        gain_NBC, next_NBC = chunk.extend(0, state_NB)
+        chunk = scorer.for_chunk(np.zeros(1, np.int64))
+        looked = chunk.look_up(torch.tensor([[[-1, unit]]], device=DEVICE))
+        gain_NBC, next_NBC = chunk.extend(looked, state_NB)
         total, state_NB = total + float(gain_NBC[0, 0, 1]), next_NBC[..., 1]
     return total
 

@@ -59,9 +59,9 @@ def walked_bonus(graph: ContextGraph, text: Sequence[int], *, is_final: bool) ->
     scorer.assign([0], "key", graph)
     state_NB, bonus = torch.zeros((1, 1), dtype=torch.int64, device=DEVICE), 0.0
     for unit in text:
-        id_TNC = torch.tensor([[[-1, unit]]], device=DEVICE)
-        walk = scorer.for_chunk(np.zeros(1, np.int64), id_TNC)
-        gain_NBC, next_NBC = walk.extend(0, state_NB)
+        walk = scorer.for_chunk(np.zeros(1, np.int64))
+        looked = walk.look_up(torch.tensor([[[-1, unit]]], device=DEVICE))
+        gain_NBC, next_NBC = walk.extend(looked, state_NB)
         bonus, state_NB = bonus + float(gain_NBC[0, 0, 1]), next_NBC[..., 1]
     return bonus + (float(walk.settle(state_NB)) if text and is_final else 0.0)
 
@@ -147,11 +147,12 @@ def test_a_row_follows_the_graph_that_it_was_given_last() -> None:
     boosts = [1.0, 2.0, 4.0]
     for row, boost in zip(rows, boosts, strict=True):
         scorer.assign([row], boost, ContextGraph.build([(1, 2)], boost, vocab_size=VOCAB))
-    id_TNC = torch.tensor([[[-1, 1]]], device=DEVICE).expand(1, 3, 2)
+    id_NAC = torch.tensor([[[-1, 1]]], device=DEVICE).expand(3, 1, 2)
     state_NB = torch.zeros((3, 1), dtype=torch.int64, device=DEVICE)
 
     def gains() -> list[float]:
-        gain_NBC, _ = scorer.for_chunk(np.array(rows), id_TNC).extend(0, state_NB)
+        walk = scorer.for_chunk(np.array(rows))
+        gain_NBC, _ = walk.extend(walk.look_up(id_NAC), state_NB)
         found: list[float] = gain_NBC[:, 0, 1].tolist()
         return found
 

@@ -17,6 +17,7 @@ from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
+from oasr_backend.decoders.rank import Rank, by_score
 from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.decoders.settings import SearchSettings
 from oasr_backend.errors import ConfigError, check_whole
@@ -77,7 +78,8 @@ class SearchKind:
     """A search by its name, the head whose output it reads, and what streams may ask of it.
 
     `honours` holds names of stream options among beam_size, nbest, hotwords, use_lm and rescoring.
-    `beam_size` is that of streams that ask for 0, the search's own.
+    `beam_size` is that of streams that ask for 0, the search's own. `rank` says by what the search
+    orders a stream's hypotheses, for what weighs them once more.
     `make` gets scorers for streams with hotwords or use_lm only, so where those are honoured.
     Raises ConfigError for an empty name, for another option in `honours`, and for a beam size that
     no stream could ask for.
@@ -88,6 +90,7 @@ class SearchKind:
     head: str = "ctc"
     honours: frozenset[str] = frozenset()
     beam_size: int = 10
+    rank: Rank = by_score
 
     def __post_init__(self) -> None:
         if not self.name:

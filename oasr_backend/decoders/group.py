@@ -79,7 +79,7 @@ class DecoderGroup:
         options = self.resolve(options)
         self.check(options)
         self._kinds.open(slot, options)
-        self._final_order.open(slot, options)
+        self._final_order.open(slot, options, self.searches[options.decoder].rank)
         if slot >= len(self._start_S):
             self._start_S = more_rows(self._start_S, doubled(len(self._start_S), row=slot))
         self._start_S[slot] = 0

@@ -17,7 +17,7 @@ class SearchSettings:
     blank_id          the unit that stands for "nothing"
     beam_size         hypotheses kept per stream
     token_candidates  best units of a frame that may extend a hypothesis, blank and repeats included
-    blank_threshold   frames with P(blank) above it are skipped; 1.0 skips none
+    blank_threshold   a CTC search skips frames with P(blank) above it; 1.0 skips none
     scorers           what favours some hypotheses over others
     takes_log_probs   whether a CTC search is given log-probs; a head gives logits
     """

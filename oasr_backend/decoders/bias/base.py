@@ -14,15 +14,22 @@ import torch
 
 from oasr_backend.decoders.arrays import IntArray
 
+#: What a scorer needs of candidates, each of their shape.
+Looked = tuple[torch.Tensor, ...]
+
 
 class ChunkScorer(Protocol):
-    """A scorer that knows the N rows and the candidates (T, N, C) of a chunk."""
+    """A scorer that knows the rows of a chunk.
 
-    def extend(self, frame: int, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(gain, next state), each (N, B, C), for the first N rows. Column 0 is not read.
+    Candidates are unit ids (N, A, C) of the first N rows: A is 1 where a row's prefixes share them,
+    and B where each prefix has its own. An id of -1 stands for no unit; what it gives is not read.
+    """
 
-        Gains are float64.
-        """
+    def look_up(self, id_XNAC: torch.Tensor) -> Looked:
+        """What `extend` needs of candidates, whatever the prefixes; for many frames X at once."""
+
+    def extend(self, looked: Looked, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(gain, next state), each (N, B, C), of one frame's candidates. Gains are float64."""
 
     def settle(self, state_NB: torch.Tensor) -> torch.Tensor:
         """What a prefix gains if nothing follows it: (N, B), float64, mostly taken back."""
@@ -32,11 +39,11 @@ class PrefixScorer(Protocol):
     @property
     def initial_state(self) -> int: ...
 
-    def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> ChunkScorer: ...
+    def for_chunk(self, rows: IntArray) -> ChunkScorer: ...
 
 
 class Gains(NamedTuple):
-    """What the candidates of one frame would bring; column 0 brings nothing."""
+    """What the candidates of one frame would bring."""
 
     bonus_NBC: torch.Tensor
     state_KNBC: torch.Tensor
@@ -48,23 +55,39 @@ class Gains(NamedTuple):
         return self.bonus_NBC.flatten(1).gather(1, pick_NB)[None], state_KNB
 
 
+class Candidates(NamedTuple):
+    """Candidates as each scorer looked them up, and which of them leave a prefix as it is."""
+
+    stays_XNAC: torch.Tensor
+    looked: Sequence[Looked]
+
+    def frame(self, frame: int, num_rows: int) -> Candidates:
+        """One of many frames, and its first rows."""
+        looked = [tuple(values[frame, :num_rows] for values in one) for one in self.looked]
+        return Candidates(self.stays_XNAC[frame, :num_rows], looked)
+
+
 class ChunkBias:
     """All scorers of a search for one chunk; state k belongs to scorer k."""
 
-    def __init__(
-        self, scorers: Sequence[PrefixScorer], rows: IntArray, id_TNC: torch.Tensor
-    ) -> None:
-        self._scorers = [scorer.for_chunk(rows, id_TNC) for scorer in scorers]
+    def __init__(self, scorers: Sequence[PrefixScorer], rows: IntArray) -> None:
+        self._scorers = [scorer.for_chunk(rows) for scorer in scorers]
 
-    def extend(self, frame: int, bonus_1NB: torch.Tensor, state_KNB: torch.Tensor) -> Gains:
-        found = [
-            scorer.extend(frame, state_NB)
-            for scorer, state_NB in zip(self._scorers, state_KNB, strict=True)
-        ]
+    def look_up(self, id_XNAC: torch.Tensor) -> Candidates:
+        """Candidates of one frame or of many; -1 stands for a prefix that stays as it is."""
+        looked = [scorer.look_up(id_XNAC) for scorer in self._scorers]
+        return Candidates(id_XNAC < 0, looked)
+
+    def extend(
+        self, candidates: Candidates, bonus_1NB: torch.Tensor, state_KNB: torch.Tensor
+    ) -> Gains:
+        """Of one frame's candidates."""
+        pairs = zip(self._scorers, candidates.looked, state_KNB, strict=True)
+        found = [scorer.extend(looked, state_NB) for scorer, looked, state_NB in pairs]
         gain_NBC = torch.stack([gain for gain, _ in found]).sum(0)
-        gain_NBC[..., 0] = 0.0
         next_KNBC = torch.stack([state for _, state in found])
-        next_KNBC[..., 0] = state_KNB
+        gain_NBC = gain_NBC.masked_fill(candidates.stays_XNAC, 0.0)
+        next_KNBC = torch.where(candidates.stays_XNAC, state_KNB[..., None], next_KNBC)
         return Gains(bonus_1NB[0][..., None] + gain_NBC, next_KNBC)
 
     def settle(self, state_KNB: torch.Tensor) -> torch.Tensor:

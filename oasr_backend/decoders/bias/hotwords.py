@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from oasr_backend.decoders.arrays import IntArray, doubled, more_rows
+from oasr_backend.decoders.bias.base import Looked
 from oasr_backend.decoders.bias.context_graph import ContextGraph
 from oasr_backend.device import to_device
 
@@ -83,10 +84,10 @@ class HotwordScorer:
             if not self._uses[key]:
                 del self._uses[key]
 
-    def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> _ChunkHotwords:
+    def for_chunk(self, rows: IntArray) -> _ChunkHotwords:
         tables = self._tables if self._tables is not None else self._rebuilt()
         place_N = to_device(self._place_R[rows], self._device)
-        return _ChunkHotwords(tables, place_N, id_TNC.clamp(min=0), self._starts_word_V)
+        return _ChunkHotwords(tables, place_N, self._starts_word_V)
 
     def check_integrity(self) -> None:
         """Every row has a graph, and graphs count their rows."""
@@ -119,29 +120,28 @@ class HotwordScorer:
 class _ChunkHotwords:
     """Implements ChunkScorer."""
 
-    def __init__(
-        self,
-        tables: _Tables,
-        place_N: torch.Tensor,
-        id_TNC: torch.Tensor,
-        starts_word_V: torch.Tensor,
-    ) -> None:
+    def __init__(self, tables: _Tables, place_N: torch.Tensor, starts_word_V: torch.Tensor) -> None:
         self._tables = tables
-        self._width_N11 = tables.width_G[place_N][:, None, None]
+        self._starts_word_V = starts_word_V
+        self._place_N11 = place_N[:, None, None]
+        self._width_N11 = tables.width_G[self._place_N11]
+        self._start_N11 = tables.start_G[self._place_N11]
         self._first_N1 = tables.first_G[place_N][:, None]
-        self._starts_word_TNC = starts_word_V[id_TNC]
-        class_TNC = tables.class_GV[place_N[:, None], id_TNC]
-        self._column_TNC = class_TNC + tables.start_G[place_N][:, None]
 
-    def extend(self, frame: int, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def look_up(self, id_XNAC: torch.Tensor) -> Looked:
+        """Where each unit's column of the row's table begins, and whether it starts a word."""
+        num_rows, unit_XNAC = id_XNAC.shape[-3], id_XNAC.clamp(min=0)
+        class_XNAC = self._tables.class_GV[self._place_N11[:num_rows], unit_XNAC]
+        return class_XNAC + self._start_N11[:num_rows], self._starts_word_V[unit_XNAC]
+
+    def extend(self, looked: Looked, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        column_NAC, starts_word_NAC = looked
         num_rows = state_NB.shape[0]
         held_Y, own_NB = self._tables.held_Y, self._first_N1[:num_rows] + state_NB
-        place_NBC = state_NB[..., None] * self._width_N11[:num_rows]
-        place_NBC = place_NBC + self._column_TNC[frame, :num_rows, None]
+        place_NBC = state_NB[..., None] * self._width_N11[:num_rows] + column_NAC
         next_NBC = self._tables.next_X[place_NBC].long()
         gain_NBC = held_Y[self._first_N1[:num_rows, None] + next_NBC] - held_Y[own_NB][..., None]
-        earned_NB1 = self._tables.earned_Y[own_NB][..., None]
-        return gain_NBC + earned_NB1 * self._starts_word_TNC[frame, :num_rows, None], next_NBC
+        return gain_NBC + self._tables.earned_Y[own_NB][..., None] * starts_word_NAC, next_NBC
 
     def settle(self, state_NB: torch.Tensor) -> torch.Tensor:
         own_NB = self._first_N1[: state_NB.shape[0]] + state_NB

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from oasr_backend.decoders.arrays import IntArray
+from oasr_backend.decoders.bias.base import Looked
 from oasr_backend.decoders.bias.ngram_tables import NgramModel
+from oasr_backend.decoders.rank import Rank, by_score
 from oasr_backend.types import Hypothesis
 
 
@@ -37,9 +39,8 @@ class NgramScorer:
         self._backoff_S = torch.from_numpy(model.backoff_S).to(device)
         self._shorter_S = torch.from_numpy(model.shorter_S).to(device, torch.int64)
 
-    def for_chunk(self, rows: IntArray, id_TNC: torch.Tensor) -> _ChunkNgrams:  # noqa: ARG002
-        # Column 0 has no token; any valid one will do.
-        return _ChunkNgrams(self, id_TNC.clamp(min=0))
+    def for_chunk(self, rows: IntArray) -> _ChunkNgrams:  # noqa: ARG002
+        return _ChunkNgrams(self)
 
     def look_up(
         self, state_NBC: torch.Tensor, id_NBC: torch.Tensor
@@ -48,10 +49,13 @@ class NgramScorer:
         log_prob_NBC, next_NBC = self._find(state_NBC, self._word_U[id_NBC])
         return log_prob_NBC * self._weight + self._unit_bonus, next_NBC
 
-    def ended(self, nbests: Sequence[Sequence[Hypothesis]]) -> list[list[Hypothesis]]:
+    def ended(
+        self, nbests: Sequence[Sequence[Hypothesis]], ranks: Sequence[Rank] | None = None
+    ) -> list[list[Hypothesis]]:
         """The hypotheses of texts that end here, best first: each gains `weight` * ln P(</s>).
 
-        Without </s> in the file they stay as they are. Equal scores keep their order.
+        `ranks` says by what each text's are ordered; all by their scores when None. Without </s> in
+        the file they stay as they are. Equals keep their order.
         """
         if self._end_word is None or not nbests:
             return [list(nbest) for nbest in nbests]
@@ -60,7 +64,10 @@ class NgramScorer:
         scored = [
             [one._replace(score=one.score + next(gains)) for one in nbest] for nbest in nbests
         ]
-        return [sorted(nbest, key=lambda one: one.score, reverse=True) for nbest in scored]
+        ranks = [by_score] * len(scored) if ranks is None else ranks
+        return [
+            sorted(nbest, key=rank, reverse=True) for nbest, rank in zip(scored, ranks, strict=True)
+        ]
 
     def _end_gains(self, texts: Sequence[Sequence[int]], end_word: int) -> list[float]:
         state_N11 = self._states(texts)
@@ -104,14 +111,17 @@ class NgramScorer:
 class _ChunkNgrams:
     """Implements ChunkScorer."""
 
-    def __init__(self, scorer: NgramScorer, id_TNC: torch.Tensor) -> None:
+    def __init__(self, scorer: NgramScorer) -> None:
         self._scorer = scorer
-        self._id_TNC = id_TNC
 
-    def extend(self, frame: int, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        id_N1C = self._id_TNC[frame, : state_NB.shape[0], None]
-        shape = (*state_NB.shape, id_N1C.shape[-1])
-        return self._scorer.look_up(state_NB[..., None].expand(shape), id_N1C.expand(shape))
+    def look_up(self, id_XNAC: torch.Tensor) -> Looked:
+        # Where there is no unit, any valid one will do.
+        return (id_XNAC.clamp(min=0),)
+
+    def extend(self, looked: Looked, state_NB: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        (id_NAC,) = looked
+        shape = (*state_NB.shape, id_NAC.shape[-1])
+        return self._scorer.look_up(state_NB[..., None].expand(shape), id_NAC.expand(shape))
 
     def settle(self, state_NB: torch.Tensor) -> torch.Tensor:
         """A text may go on: its end is scored by `NgramScorer.ended`, when there is one."""

@@ -1,9 +1,9 @@
 """Host side of the prefix beam: the tokens, times and log-probs behind each slot of each beam.
 
-Per row and alignment state (see beam_trace.py) a short window holds the newest entries (see
-beam_past.py). What all live states of a row share leaves the window for good. An early ambiguity
-can stay alive as long as its stream, so a window that gets long moves its oldest entries to shared
-blocks instead: the work per chunk does not grow with the age of a stream.
+Per row and alignment state (see trace.py) a short window holds the newest entries (see past.py).
+What all live states of a row share leaves the window for good. An early ambiguity can stay alive as
+long as its stream, so a window that gets long moves its oldest entries to shared blocks instead:
+the work per chunk does not grow with the age of a stream.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Appended(NamedTuple):
 
 
 class BeamHistory:
-    def __init__(self, beam_size: int) -> None:
+    def __init__(self, beam_size: int, states: int) -> None:
+        """`states` alignments per beam, of which the last `beam_size` may append."""
         self._beam = beam_size
-        states = 2 * beam_size
         self._window_3RSL: Entries = np.zeros((3, 0, states, _FIRST_WINDOW), dtype=np.int32)
         self._length_RS: IntArray = np.zeros((0, states), dtype=np.int64)
         self._peak_RS: FloatArray = np.zeros((0, states), dtype=np.float32)
@@ -73,7 +73,7 @@ class BeamHistory:
             self._best_state_RB[row] = np.arange(self._beam)
             self._score_RB[row] = -np.inf
             self._score_RB[row, 0] = 0.0
-            self._past_state_RS[row] = np.arange(2 * self._beam)
+            self._past_state_RS[row] = np.arange(self._past_state_RS.shape[1])
             self._pasts[row] = Past()
 
     def extend(self, trace: ChunkTrace, chunk: ChunkRows) -> None:
@@ -181,25 +181,26 @@ def _follow_peaks(
 
     Also per frame and slot that of the token which an extension in this frame closes.
     """
-    beam = trace.token_TNB.shape[2]
+    own = slice(trace.source_TNS.shape[2] - trace.token_TNB.shape[2], None)
     closed_TNB = np.zeros(trace.token_TNB.shape, dtype=np.float32)
     source_TNS = _flat_states(trace.source_TNS)
     for t, n in enumerate(active):
         moved_NS = peak_NS.take(source_TNS[t, :n])
-        closed_NB, log_prob_NB = moved_NS[:, beam:], trace.log_prob_TNB[t, :n]
+        closed_NB, log_prob_NB = moved_NS[:, own], trace.log_prob_TNB[t, :n]
         closed_TNB[t, :n] = closed_NB
         longer_NB = np.maximum(closed_NB, log_prob_NB)
-        moved_NS[:, beam:] = np.where(trace.token_TNB[t, :n] >= 0, log_prob_NB, longer_NB)
+        moved_NS[:, own] = np.where(trace.token_TNB[t, :n] >= 0, log_prob_NB, longer_NB)
         peak_NS[:n] = moved_NS
     return peak_NS, closed_TNB
 
 
 def _trace_back(trace: ChunkTrace, closed_TNB: FloatArray, active: Sequence[int]) -> _Appended:
     frames, rows, states = trace.source_TNS.shape
+    own = slice(states - trace.token_TNB.shape[2], None)
     token_TNS = np.full((frames, rows, states), -1, dtype=np.int32)
-    token_TNS[:, :, states // 2 :] = trace.token_TNB
+    token_TNS[:, :, own] = trace.token_TNB
     closed_TNS = np.zeros((frames, rows, states), dtype=np.float32)
-    closed_TNS[:, :, states // 2 :] = closed_TNB
+    closed_TNS[:, :, own] = closed_TNB
     source_TNS = _flat_states(trace.source_TNS)
     state_NS = np.arange(rows * states).reshape(rows, states)
     for t in range(frames - 1, -1, -1):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from oasr_backend.decoders.bias.base import ChunkBias
-from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
+from oasr_backend.decoders.chunk import ChunkRows, Finish
 from oasr_backend.decoders.prefix_beam.frame import (
     LOG_ZERO,
     NO_TOKEN,
@@ -33,12 +33,11 @@ from oasr_backend.decoders.prefix_beam.frame import (
     fresh_beams,
     skip_rows,
 )
-from oasr_backend.decoders.prefix_beam.history import BeamHistory
+from oasr_backend.decoders.prefix_beam.rows import BeamRows, longest_first, run_frames
 from oasr_backend.decoders.prefix_beam.trace import ChunkTrace, pack_chunk
 from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.decoders.settings import SearchSettings
-from oasr_backend.errors import StreamStateError
-from oasr_backend.types import Hypothesis
+from oasr_backend.device import to_device
 
 _TOKEN_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 
@@ -102,7 +101,7 @@ def _token_hash(id_TNC: torch.Tensor) -> torch.Tensor:
     return mixed ^ (mixed >> 32)
 
 
-def run_frames(
+def _decode(
     beams: Beams,
     candidates: ChunkCandidates,
     active_rows: Sequence[int],
@@ -111,22 +110,18 @@ def run_frames(
     """All frames of a chunk; frame t moves the first `active_rows[t]` rows (never increasing)."""
     columns = candidates.id_TNC.shape[2]
     frames = candidates.frames(dead_slots(beams.beam).to(beams.ints_3NB.device))
-    finished: list[Beams] = []
-    records: list[FrameRecord] = []
-    for t, (num_rows, frame) in enumerate(zip(active_rows, frames, strict=True)):
-        if num_rows < beams.num_rows:
-            finished.append(beams.rows(num_rows, beams.num_rows))
-            beams = beams.rows(0, num_rows)
-        gains = bias.extend(t, beams.bonus_1NB, beams.state_KNB) if bias else None
-        stepped = beam_step(beams, frame.rows(num_rows), gains)
+    looked = bias.look_up(candidates.id_TNC[:, :, None]) if bias else None
+
+    def step(t: int, beams: Beams) -> tuple[Beams, FrameRecord]:
+        num_rows, gains = beams.num_rows, None
+        if bias and looked:
+            gains = bias.extend(looked.frame(t, num_rows), beams.bonus_1NB, beams.state_KNB)
+        stepped = beam_step(beams, frames[t].rows(num_rows), gains)
         if candidates.skip_TN is not None:
             stepped = skip_rows(beams, stepped, candidates.skip_TN[t, :num_rows], columns)
-        beams, record = stepped
-        records.append(record)
-    if finished:
-        parts = zip(beams, *reversed(finished), strict=True)
-        beams = Beams(*(torch.cat(part, dim=1) for part in parts))
-    return beams, records
+        return stepped
+
+    return run_frames(beams, active_rows, step, Beams._make)
 
 
 def _scores(beams: Beams, bias: ChunkBias | None) -> torch.Tensor:
@@ -136,8 +131,8 @@ def _scores(beams: Beams, bias: ChunkBias | None) -> torch.Tensor:
     return beams.total_2NB[0] + beams.bonus_1NB[0] + bias.settle(beams.state_KNB)
 
 
-class PrefixBeamSearch:
-    """Implements Search. Scores and hashes stay on the device, tokens and times on the host.
+class PrefixBeamSearch(BeamRows[Beams]):
+    """Implements Search.
 
     A token's log-prob is the best one over the frames that the best alignment gives it. The score
     of a hypothesis is the log-prob of its tokens, summed over the alignments that were kept, and
@@ -146,41 +141,23 @@ class PrefixBeamSearch:
 
     def __init__(self, settings: SearchSettings) -> None:
         self._settings = settings
-        self._device = settings.device
         self._scorers = settings.scorers
         fresh = fresh_beams(settings.beam_size, [one.initial_state for one in self._scorers])
-        self._fresh = Beams(*(x.to(self._device) for x in fresh))
-        self._pool = self._fresh.rows(0, 0)
-        self._history = BeamHistory(settings.beam_size)
-
-    @torch.inference_mode()
-    def grow(self, num_rows: int) -> None:
-        added = num_rows - self._pool.num_rows
-        pairs = zip(self._pool, self._fresh, strict=True)
-        self._pool = Beams(*(torch.cat((a, b.expand(-1, added, -1)), dim=1) for a, b in pairs))
-        self._history.grow(num_rows)
-
-    @torch.inference_mode()
-    def reset_rows(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            for values, fresh in zip(self._pool, self._fresh, strict=True):
-                values[:, row : row + 1].copy_(fresh)
-        self._history.reset_rows(rows)
+        placed = (x.to(settings.device) for x in fresh)
+        super().__init__(Beams._make, placed, states=2 * settings.beam_size)
 
     @torch.inference_mode()
     def begin(self, frames_NTX: torch.Tensor, chunk: ChunkRows) -> Finish:
-        log_probs_NTV = self._log_probs(frames_NTX)
-        candidates = select_candidates(log_probs_NTV, self._settings)
-        order = np.argsort(-chunk.num_frames, kind="stable")[: np.count_nonzero(chunk.num_frames)]
-        if not np.array_equal(order, np.arange(log_probs_NTV.shape[0])):
-            candidates = candidates.take_rows(self._to_device(order))
-        chunk = ChunkRows(chunk.rows[order], chunk.num_frames[order], chunk.start_frames[order])
-        row_N = self._to_device(chunk.rows)
-        beams = Beams(*(x.index_select(1, row_N) for x in self._pool))
-        bias = ChunkBias(self._scorers, chunk.rows, candidates.id_TNC) if self._scorers else None
-        beams, records = run_frames(beams, candidates, chunk.active_rows(), bias)
-        for values, new in zip(self._pool, beams, strict=True):
-            values.index_copy_(1, row_N, new)
+        """Raises StreamStateError for frames on a device of another type than the beams."""
+        self._check_device(frames_NTX)
+        candidates = select_candidates(self._log_probs(frames_NTX), self._settings)
+        order, chunk = longest_first(chunk)
+        if not np.array_equal(order, np.arange(frames_NTX.shape[0])):
+            candidates = candidates.take_rows(to_device(order, self._device))
+        row_N = to_device(chunk.rows, self._device)
+        bias = ChunkBias(self._scorers, chunk.rows) if self._scorers else None
+        beams, records = _decode(self._take(row_N), candidates, chunk.active_rows(), bias)
+        self._put(row_N, beams)
         packed = pack_chunk(
             records,
             beams,
@@ -198,25 +175,6 @@ class PrefixBeamSearch:
         return take_in
 
     def _log_probs(self, frames_NTX: torch.Tensor) -> torch.Tensor:
-        """Raises StreamStateError for frames on a device of another type than the beams."""
-        if frames_NTX.device.type != self._device.type:
-            raise StreamStateError(
-                f"log-probs are on {frames_NTX.device}, the decoder's states on {self._device}; "
-                "make the decoder with device= that of the log-probs"
-            )
         if self._settings.takes_log_probs:
             return frames_NTX
         return frames_NTX.float().log_softmax(dim=-1)
-
-    def _to_device(self, indices: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(indices).to(self._device, non_blocking=True)
-
-    def num_stable(self, row: int) -> int:
-        return self._history.num_stable(row)
-
-    def tail(self, row: int, skip: int) -> Tail:
-        (best,) = self._history.hypotheses(row, 1, skip=skip)
-        return Tail(best.tokens, self._history.num_stable(row))
-
-    def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:
-        return self._history.hypotheses(row, nbest, skip=skip)

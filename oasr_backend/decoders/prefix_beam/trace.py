@@ -1,7 +1,7 @@
 """From the records of a chunk's frames to one int32 tensor that the host can follow.
 
-A slot has two alignment states: its best alignment that ends in blank (state = slot) and its best
-one that ends in the last token (state = B + slot).
+In the CTC search a slot has two alignment states: its best alignment that ends in blank (state =
+slot) and its best one that ends in the last token (state = B + slot).
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ChunkTrace:
-    """T frames of N rows on the host; S = 2B alignment states. Frames past a row's end are void."""
+    """T frames of N rows on the host; S alignment states, of which the last B may append.
+
+    Frames past a row's end are void.
+    """
 
     source_TNS: IntArray  # the state that each state comes from
-    token_TNB: Int32Array  # what the token state appends, or -1
-    log_prob_TNB: FloatArray  # of the slot's last token in this frame
+    token_TNB: Int32Array  # what the appending state of a slot appends, or -1
+    log_prob_TNB: FloatArray  # of the slot's last token in this frame; -inf where it has none
     alive_NS: npt.NDArray[np.bool_]
     best_state_NB: IntArray
     score_NB: npt.NDArray[np.float64]
@@ -49,9 +52,13 @@ class ChunkTrace:
             score_NB=score.copy().view(np.float64).reshape(rows, beam),
         )
 
-    def ranked(self) -> ChunkTrace:
-        """The slots' final states and scores by falling score, where others ranked the beam."""
-        order_NB = np.argsort(-self.score_NB, axis=1, kind="stable")
+    def ranked(self, rank_NB: npt.NDArray[np.float64] | None = None) -> ChunkTrace:
+        """The slots' final states and scores by falling `rank_NB`, or score.
+
+        Where something else ordered the beam on its way.
+        """
+        rank_NB = self.score_NB if rank_NB is None else rank_NB
+        order_NB = np.argsort(-rank_NB, axis=1, kind="stable")
         return replace(
             self,
             best_state_NB=np.take_along_axis(self.best_state_NB, order_NB, axis=1),
@@ -69,7 +76,8 @@ def pack_chunk(
 ) -> torch.Tensor:
     """Sources, tokens, log-probs of all frames, flags of `beams` and scores: one int32 vector."""
     # The fields get the frames T as their first axis.
-    frames = FrameRecord(*(_stack(field, beams.num_rows) for field in zip(*records, strict=True)))
+    num_rows = beams.num_rows
+    frames = FrameRecord(*(stack_frames(field, num_rows) for field in zip(*records, strict=True)))
     columns = id_TNC.shape[2]
     slot_TNB, column_TNB = frames.pick_NB // columns, frames.pick_NB % columns
     stays_TNB = column_TNB == 0
@@ -90,8 +98,8 @@ def pack_chunk(
     return torch.cat([part.flatten() for part in parts])
 
 
-def _stack(field: tuple[torch.Tensor, ...], num_rows: int) -> torch.Tensor:
-    """T frames along a new first axis; rows that a frame does not move are 0."""
+def stack_frames(field: tuple[torch.Tensor, ...], num_rows: int) -> torch.Tensor:
+    """T frames (..., N, X) along a new first axis; rows that a frame does not move are 0."""
     if field[-1].shape[-2] == num_rows:
         return torch.stack(field)
     return torch.stack([F.pad(x, (0, 0, 0, num_rows - x.shape[-2])) for x in field])

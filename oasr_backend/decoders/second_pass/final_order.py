@@ -8,6 +8,7 @@ from torch import Tensor
 
 from oasr_backend.decoders.arrays import IntArray
 from oasr_backend.decoders.bias.ngram import NgramScorer
+from oasr_backend.decoders.rank import Rank, by_score
 from oasr_backend.decoders.second_pass.base import Rescoring, SecondPass
 from oasr_backend.options import StreamOptions
 from oasr_backend.types import Hypothesis
@@ -48,21 +49,22 @@ class FinalOrder:
     def __init__(self, second_pass: SecondPass, language_model: NgramScorer | None = None) -> None:
         self._second_pass = second_pass
         self._language_model = language_model
-        self._with_lm: set[int] = set()
+        self._with_lm: dict[int, Rank] = {}
         self._weighed: dict[int, Weighing] = {}
         self._found: dict[int, list[Hypothesis]] = {}
         self._rescored: set[int] = set()
 
-    def open(self, slot: int, options: StreamOptions) -> None:
+    def open(self, slot: int, options: StreamOptions, rank: Rank = by_score) -> None:
+        """`rank` is that of the stream's search."""
         if options.use_lm:
-            self._with_lm.add(slot)
+            self._with_lm[slot] = rank
         if options.rescoring:
             self._second_pass.open(slot)
 
     def close(self, slot: int) -> None:
         """Harmless for a stream that was not opened."""
         self._second_pass.close(slot)
-        self._with_lm.discard(slot)
+        self._with_lm.pop(slot, None)
         self._weighed.pop(slot, None)
         self._found.pop(slot, None)
         self._rescored.discard(slot)
@@ -118,12 +120,14 @@ class FinalOrder:
     def check_integrity(self, open_slots: Collection[int]) -> None:
         """`open_slots` are those of all open streams."""
         self._second_pass.check_integrity(frozenset(open_slots))
-        held = self._found.keys() | self._with_lm | self._weighed.keys()
+        held = self._found.keys() | self._with_lm.keys() | self._weighed.keys()
         assert held <= set(open_slots), "hypotheses of a stream that is gone"
         assert self._rescored <= self._found.keys(), "a rescored stream without hypotheses"
 
     def _end_texts(self, slots: Sequence[int], beam: Beam) -> None:
         if self._language_model is not None and slots:
-            ended = self._language_model.ended([beam(slot) for slot in slots])
+            ranks = [self._with_lm[slot] for slot in slots]
+            ended = self._language_model.ended([beam(slot) for slot in slots], ranks)
             self._found.update(zip(slots, ended, strict=True))
-            self._with_lm.difference_update(slots)
+            for slot in slots:
+                self._with_lm.pop(slot, None)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from oasr_backend.decoders.base import Search, SearchKind, SearchSettings
+from oasr_backend.decoders.rank import by_mean_score
+from oasr_backend.decoders.transducer.beam.search import TransducerBeamSearch
 from oasr_backend.decoders.transducer.greedy import TransducerGreedySearch
 from oasr_backend.decoders.transducer.network import TransducerNetwork
 from oasr_backend.errors import ConfigError
@@ -22,5 +25,15 @@ def transducer_searches(network: TransducerNetwork) -> Mapping[str, SearchKind]:
             )
         return TransducerGreedySearch(network.blank_id)
 
-    kinds = (SearchKind("transducer_greedy", greedy, head="transducer_greedy"),)
+    kinds = (
+        SearchKind("transducer_greedy", greedy, head="transducer_greedy"),
+        SearchKind(
+            "transducer_beam",
+            partial(TransducerBeamSearch, network),
+            head="joiner",
+            honours=frozenset({"beam_size", "nbest", "hotwords", "use_lm"}),
+            beam_size=4,
+            rank=by_mean_score(network.context_size),
+        ),
+    )
     return MappingProxyType({kind.name: kind for kind in kinds})

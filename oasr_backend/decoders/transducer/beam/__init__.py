@@ -1,0 +1,1 @@
+"""The modified beam search of a stateless transducer."""
