@@ -22,7 +22,7 @@ from benchmarks.random_zipformer import (
     write_random_zipformer,
 )
 from benchmarks.step_bench import StepBench, build_engine
-from benchmarks.workload import DEMO, utterances
+from benchmarks.workload import DEMO, Options, utterances
 from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.models import ChunkSettings
 from tests.conftest import DEMO_DIR, GOLDEN_DIR
@@ -197,10 +197,10 @@ def test_lists_are_for_encoders_whose_states_are_all_slots() -> None:
 )
 @pytest.mark.parametrize("heads", [("transducer",), ("ctc",)], ids=str)
 def test_the_engine_and_the_package_hear_the_same(heads: tuple[str, ...], tmp_path: Path) -> None:
-    checkpoint = write_random_zipformer(tmp_path / "model", TINY, heads=heads, vocab_size=60)
-    flags = ["--quick", "--threads", "1", "--results", str(tmp_path)]
-    assert zipformer_package.main(["--checkpoint", str(checkpoint), *flags]) == 0
-    path = tmp_path / "zipformer_package.json"
-    document = json.loads(path.read_text(encoding="utf-8"))
-    assert document["configuration"]["utterances_with_equal_text"] == "1 of 1"
-    assert all(figure["median"] > 0 for figure in document["figures"])
+    checkpoint = write_random_zipformer(tmp_path, TINY, heads=heads, vocab_size=60)
+    model = StoredModel(checkpoint)
+    report = zipformer_package.run(
+        Options(quick=True, num_threads=1, model=model, settings=IN_PYTORCH), is_scripted=False
+    )
+    assert report.configuration["utterances_with_equal_text"] == "1 of 1"
+    assert all(figure.median > 0 for figure in report.figures)
