@@ -68,7 +68,8 @@ class CacheSettings:
     block_size_frames: int = 0
     # Blocks of the pool; 0: exactly what max_streams can need.
     max_num_blocks: int = 0
-    # MiB of K/V pool that a CPU instance may take; a GPU instance measures its free memory.
+    # MiB of K/V pool, and of declared states, that a CPU instance may take; a GPU instance measures
+    # its free memory.
     cpu_kv_budget_mib: int = 4096
     # Block-table width of a stream with unlimited history.
     max_blocks_per_seq: int = 512

@@ -17,6 +17,7 @@ from oasr_backend.errors import CheckpointError, ConfigError, SelfTestError
 from oasr_backend.features import FrameGeometry, KaldiFrontend, LogMelFilterbank
 from oasr_backend.models import (
     AcousticModel,
+    ChunkSettings,
     CtcHead,
     EncoderCaches,
     EncoderSpec,
@@ -63,7 +64,8 @@ def test_the_least_right_context_is_what_windows_need(rate: int) -> None:
     spec = EncoderSpec(model_dim=8, subsampling_rate=rate, right_context_frames=rate - 1)
     model = AcousticModel(KaldiFrontend(LogMelFilterbank()), Crooked(spec), [ctc_head()])
     for chunk_size in (1, 5):
-        geometry = model.window_geometry(chunk_size)
+        model.set_chunks(ChunkSettings(chunk_size, num_left_chunks=0))
+        geometry = model.window_geometry()
         assert spec.num_encoder_frames(geometry.window_frames) == chunk_size
 
 

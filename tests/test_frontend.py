@@ -13,15 +13,18 @@ from oasr_backend.errors import ConfigError
 from oasr_backend.features import (
     AudioBuffer,
     FbankConfig,
+    FeaturePadding,
     FrameGeometry,
     Frontend,
     GlobalCmvn,
     KaldiFrontend,
     LogMelFilterbank,
+    WindowFrames,
     WindowGeometry,
 )
 from oasr_backend.models import (
     AcousticModel,
+    ChunkSettings,
     CtcHead,
     EncoderCaches,
     EncoderSpec,
@@ -78,7 +81,9 @@ def model() -> AcousticModel:
 
 @pytest.mark.parametrize("chunk_size", [1, 4, 7])
 def test_windows_of_another_front_end_give_whole_chunks(chunk_size: int) -> None:
-    geometry = model().window_geometry(chunk_size)
+    chunked = model()
+    chunked.set_chunks(ChunkSettings(chunk_size, num_left_chunks=1))
+    geometry = chunked.window_geometry()
     assert geometry.frames == FRAMES
     assert geometry.encoder_frame_s == pytest.approx(3 * 30 / 8000)
     assert geometry.window_samples == 90 + (3 * chunk_size - 1) * 30
@@ -88,13 +93,16 @@ def test_windows_of_another_front_end_give_whole_chunks(chunk_size: int) -> None
     windows = []
     for _ in range(buffer.num_ready_windows):
         windows.append(np.empty(geometry.window_samples, np.float32))
-        assert buffer.pop_window(windows[-1]) == geometry.window_frames
+        num_frames = geometry.window_frames
+        assert buffer.pop_window(windows[-1]) == WindowFrames(num_frames, num_frames)
     assert len(windows) > 1
     windows_BS = torch.from_numpy(np.stack(windows))
-    output = model().forward_audio(windows_BS, no_caches(len(windows), chunk_size))
+    num_real_B = torch.full((len(windows),), geometry.window_frames)
+    output = model().forward_audio(windows_BS, no_caches(len(windows), chunk_size), num_real_B)
     assert output.encoded_BTD.shape == (len(windows), chunk_size, 4)
     # The windows' frames are the whole signal's, one after the other.
-    whole = model().forward_audio(torch.from_numpy(samples_S)[None], no_caches(1, chunk_size))
+    samples_1S = torch.from_numpy(samples_S)[None]
+    whole = model().forward_audio(samples_1S, no_caches(1, chunk_size), num_real_B[:1])
     whole_TV = whole.heads["ctc"][0]
     cut_TV = output.heads["ctc"].flatten(0, 1)
     torch.testing.assert_close(cut_TV, whole_TV[: len(cut_TV)])
@@ -104,10 +112,28 @@ def test_features_that_are_fed_are_normalised_as_those_of_audio() -> None:
     samples_BS = torch.randn(2, 600, generator=torch.Generator().manual_seed(1))
     caches = no_caches(2, 5)
     raw_BWF = model().frontend.features(samples_BS)
-    fed = model().forward_features(raw_BWF, caches)
-    heard = model().forward_audio(samples_BS, caches)
+    num_real_B = torch.tensor([raw_BWF.shape[1], 3])
+    fed = model().forward_features(raw_BWF, caches, num_real_B)
+    heard = model().forward_audio(samples_BS, caches, num_real_B)
     assert torch.equal(fed.encoded_BTD, heard.encoded_BTD)
     assert not torch.equal(fed.encoded_BTD, model().encoder.forward_chunk(raw_BWF, caches))
+
+
+def test_padding_takes_the_place_of_frames_that_no_audio_gave_before_normalisation() -> None:
+    frontend = Loudness()
+    frontend.padding = FeaturePadding(value=-2.5, tail_frames=4)
+    features_BWF = torch.randn(3, 5, 2, generator=torch.Generator().manual_seed(3))
+    padded_BWF = frontend.pad(features_BWF, torch.tensor([0, 3, 5]))
+    for row, num_real in enumerate([0, 3, 5]):
+        assert torch.equal(padded_BWF[row, :num_real], features_BWF[row, :num_real])
+        assert (padded_BWF[row, num_real:] == -2.5).all()
+    assert padded_BWF.dtype == torch.float32
+    unpadded_BWF = Loudness().pad(features_BWF, torch.tensor([0, 3, 5]))
+    assert torch.equal(unpadded_BWF, features_BWF)
+    padded = AcousticModel(frontend, Triples(), [CtcHead(4, 5, blank_id=0)])
+    output = padded.forward_features(features_BWF, no_caches(3, 1), torch.tensor([0, 3, 5]))
+    expected_BTD = padded.encoder.forward_chunk(10.0 * padded_BWF, no_caches(3, 1))
+    assert torch.equal(output.encoded_BTD, expected_BTD)
 
 
 def test_a_front_end_without_a_normalisation_gives_its_features() -> None:
@@ -148,6 +174,6 @@ def test_statistics_of_another_number_of_bins_are_refused_with_both() -> None:
 
 
 def test_a_window_is_made_of_what_the_encoder_declares() -> None:
-    geometry = WindowGeometry.of(FRAMES, chunk_size=6, subsampling=3, right_context_frames=2)
+    geometry = WindowGeometry.of(FRAMES, chunk_frames=6, subsampling=3, right_context_frames=2)
     assert (geometry.window_frames, geometry.stride_frames, geometry.min_frames) == (18, 18, 3)
     assert [geometry.num_encoder_frames(n) for n in (2, 3, 5, 6, 18)] == [0, 1, 1, 2, 6]

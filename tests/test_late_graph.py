@@ -69,7 +69,7 @@ def test_the_changeover_waits_for_a_step_that_goes_on() -> None:
         seen.append(encoder_of(engine))
 
     changing = threading.Thread(target=take_kept_graph, args=(engine,))
-    engine.parts.model.frontend.register_forward_pre_hook(hold)
+    engine.parts.model.frontend.filterbank.register_forward_pre_hook(hold)
     assert ask_one(engine, "a", noise(1), flags="SE").text == text_alone(noise(1))
     changing.join(GUARD_S)
     assert isinstance(seen[0], ConformerEncoder)

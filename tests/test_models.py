@@ -56,6 +56,18 @@ class Doubled(Head):
         return 2 * encoded_BTD
 
 
+class Counting(Head):
+    """How many frames its stream has had, this step's among them."""
+
+    name = "counting"
+    state_specs = (StreamStateSpec("count", (), dtype=torch.int32),)
+
+    def step(self, encoded_BTD: Tensor, caches: EncoderCaches) -> Tensor:
+        count_B = caches.states["count"].gather() + caches.num_new_B.int()
+        caches.states["count"].scatter(count_B)
+        return count_B[:, None].expand(-1, encoded_BTD.shape[1])
+
+
 def running_sum(*heads: Head) -> AcousticModel:
     frontend = KaldiFrontend(LogMelFilterbank())
     model = AcousticModel(frontend, RunningSum(), heads or [Doubled()])
@@ -73,13 +85,19 @@ def caches_of(states: SlotStates, slots: list[int]) -> EncoderCaches:
     )
 
 
+def step(model: AcousticModel, features_BWF: Tensor, caches: EncoderCaches) -> ModelOutput:
+    """Of windows whose frames are all real."""
+    num_rows, num_frames, _ = features_BWF.shape
+    return model.forward_features(features_BWF, caches, torch.full((num_rows,), num_frames))
+
+
 def test_an_encoder_without_attention_keeps_what_it_declares() -> None:
     model = running_sum()
     assert model.spec.attention is None
     states = SlotStates(model.spec.state_specs, 4, CPU)
     ones_BWF = torch.ones(2, 2, 80)
-    model.forward_features(ones_BWF, caches_of(states, [3, 1]))
-    output = model.forward_features(ones_BWF[:1], caches_of(states, [1]))
+    step(model, ones_BWF, caches_of(states, [3, 1]))
+    output = step(model, ones_BWF[:1], caches_of(states, [1]))
     assert output.heads["doubled"][0, :, 0].tolist() == [6.0, 8.0]
     assert states.buffer_of("sum")[:, 0].tolist() == [0.0, 4.0, 0.0, 2.0]
 
@@ -90,19 +108,29 @@ def test_no_state_is_stored_before_every_head_has_run() -> None:
     states = SlotStates(model.spec.state_specs, 1, CPU)
     head.fails = True
     with pytest.raises(torch.OutOfMemoryError):
-        model.forward_features(torch.ones(1, 2, 80), caches_of(states, [0]))
+        step(model, torch.ones(1, 2, 80), caches_of(states, [0]))
     assert not states.buffer_of("sum").any()
     head.fails = False
-    output = model.forward_features(torch.ones(1, 2, 80), caches_of(states, [0]))
+    output = step(model, torch.ones(1, 2, 80), caches_of(states, [0]))
     assert output.encoded_BTD[0, -1].tolist() == [2.0, 2.0, 2.0]
 
 
 def test_every_head_of_a_model_gives_its_output_by_name() -> None:
     model = running_sum(Doubled(), CtcHead(3, 7, blank_id=2))
     states = SlotStates(model.spec.state_specs, 2, CPU)
-    output = model.forward_features(torch.ones(2, 2, 80), caches_of(states, [0, 1]))
+    output = step(model, torch.ones(2, 2, 80), caches_of(states, [0, 1]))
     shapes = {name: tuple(head.shape) for name, head in output.heads.items()}
     assert shapes == {"doubled": (2, 2, 3), "ctc": (2, 2, 7)}
+
+
+def test_a_head_keeps_what_it_declares_beside_the_encoder() -> None:
+    model = running_sum(Doubled(), Counting())
+    assert [spec.name for spec in model.state_specs] == ["sum", "count"]
+    states = SlotStates(model.state_specs, 3, CPU)
+    step(model, torch.ones(2, 2, 80), caches_of(states, [2, 1]))
+    output = step(model, torch.ones(1, 2, 80), caches_of(states, [1]))
+    assert output.heads["counting"].tolist() == [[4, 4]]
+    assert states.buffer_of("count").tolist() == [0, 4, 2]
 
 
 @pytest.mark.parametrize("heads", [[], [Doubled(), Doubled()]])
@@ -172,6 +200,6 @@ def test_weights_are_prepared_in_the_type_that_they_are_served_in() -> None:
     model = running_sum(CtcHead(3, 7, blank_id=0))
     model.prepare(device=CPU, dtype=torch.bfloat16, num_positions=1)
     states = SlotStates(model.spec.state_specs, 1, CPU, dtype=torch.bfloat16)
-    output = model.forward_features(torch.ones(1, 2, 80), caches_of(states, [0]))
+    output = step(model, torch.ones(1, 2, 80), caches_of(states, [0]))
     assert output.heads["ctc"].dtype == torch.bfloat16
     assert {buffer.dtype for buffer in nn.Module.buffers(model.frontend)} == {torch.float32}

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from oasr_backend.cache import CacheConfig, StreamStateSpec
 from oasr_backend.config import ServingConfig
 from oasr_backend.errors import ConfigError
-from oasr_backend.models import AttentionSpec, TrainedWindow
+from oasr_backend.models import AttentionSpec, EncoderSpec, TrainedWindow
 from oasr_backend.streaming.kv_plan import plan_kv
+from oasr_backend.streaming.state_plan import check_state_memory
 
 MIB = 1 << 20
 #: A block of 16 frames takes 2 * 12 * 16 * 4 * 64 * 4 bytes = 384 KiB, a stream holds five.
@@ -18,9 +20,16 @@ ATTENTION = AttentionSpec(num_layers=12, num_kv_heads=4, head_dim=64)
 CPU = torch.device("cpu")
 
 
+def planned(config: ServingConfig, attention: AttentionSpec, device: torch.device) -> CacheConfig:
+    spec = EncoderSpec(256, 4, 6, attention, chunk_frames=config.cache.chunk_size)
+    plan = plan_kv(config, spec, device=device, dtype=torch.float32)
+    assert plan is not None
+    return plan
+
+
 def pool_blocks(device: torch.device = CPU, **settings: Any) -> int:
     config = ServingConfig.of(**settings).with_defaults(on_gpu=device.type == "cuda")
-    return plan_kv(config, ATTENTION, device=device, dtype=torch.float32).pool_blocks
+    return planned(config, ATTENTION, device).pool_blocks
 
 
 def refusal(device: torch.device = CPU, **settings: Any) -> str:
@@ -96,8 +105,25 @@ def test_no_setting_of_the_history_changes_a_trained_window() -> None:
     )
     for num_left_chunks in (-1, 0, 400):
         config = ServingConfig.of(max_streams=2, num_left_chunks=num_left_chunks)
-        plan = plan_kv(
-            config.with_defaults(on_gpu=False), attention, device=CPU, dtype=torch.float32
-        )
+        plan = planned(config.with_defaults(on_gpu=False), attention, CPU)
         assert plan.max_cache_frames == plan.prefilled_cache_frames == 70
         assert plan.pool_blocks == 2 * 6
+
+
+def test_states_that_do_not_fit_are_told_with_their_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [
+        StreamStateSpec("window", (2, 128, 512)),
+        StreamStateSpec("age", (), dtype=torch.int32),
+    ]
+    config = ServingConfig.of(max_streams=100).with_defaults(on_gpu=False)
+    check_state_memory(specs, config, device=CPU, dtype=torch.float32)
+    less = config.changed(cpu_kv_budget_mib=50)
+    with pytest.raises(ConfigError) as caught:
+        check_state_memory(specs, less, device=CPU, dtype=torch.float32)
+    text = str(caught.value)
+    assert "max_streams=100 streams need 51 MiB (524292 bytes each)" in text
+    assert "set cpu_kv_budget_mib=51, or lower max_streams or num_left_chunks" in text
+    check_state_memory(specs, less, device=CPU, dtype=torch.float16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (300 * MIB, 1000 * MIB))
+    with pytest.raises(ConfigError, match="cuda:0 has 0 MiB for them"):
+        check_state_memory(specs, config, device=torch.device("cuda:0"), dtype=torch.float32)

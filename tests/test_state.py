@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from oasr_backend.cache import SlotStateCache, SlotTensor, StreamSlotPool, StreamStateSpec
+from oasr_backend.cache import (
+    SlotStateCache,
+    SlotStates,
+    SlotTensor,
+    StreamSlotPool,
+    StreamStateSpec,
+)
 from oasr_backend.errors import (
     ConfigError,
     PoolExhaustedError,
@@ -177,3 +185,36 @@ def test_staged_rows_change_when_they_are_stored_and_once() -> None:
         view.store()
         view.store()
         assert torch.equal(cache.states.view_of(name, slots).gather(), new)
+
+
+@given(size=st.integers(1, 5), news=st.lists(st.integers(1, 7), min_size=1, max_size=6))
+def test_a_sliding_window_holds_the_newest_frames_once_they_are_stored(
+    size: int, news: list[int]
+) -> None:
+    states = SlotStates([StreamStateSpec("window", (2, size, 3), slot_axis=1)], 3, CPU)
+    rows, history_2BTD = torch.tensor([2, 0]), torch.zeros(2, 2, size, 3)
+    for num_new in news:
+        new = torch.randn(2, 2, num_new, 3)
+        view = states.staged_views(rows)["window"]
+        view.roll_in(new, axis=2)
+        before, history_2BTD = history_2BTD, torch.cat((history_2BTD, new), dim=2)[:, :, -size:]
+        for layer in range(2):
+            assert torch.equal(view.layer(layer).gather(), before[layer]), "stored before its time"
+        assert torch.equal(view.gather(), history_2BTD)
+        view.store()
+        view.store()
+        assert torch.equal(states.view_of("window", rows).gather(), history_2BTD)
+    assert not states.row_of("window", 1).any(), "a row of another stream was written to"
+
+
+def test_what_is_scattered_or_rolled_in_last_counts() -> None:
+    states = SlotStates([StreamStateSpec("window", (1, 2), slot_axis=1)], 1, CPU)
+    view = states.staged_views([0])["window"]
+    view.roll_in(torch.ones(1, 1, 1), axis=2)
+    view.scatter(torch.full((1, 1, 2), 5.0))
+    view.store()
+    assert states.buffer_of("window").flatten().tolist() == [5.0, 5.0]
+    view.scatter(torch.zeros(1, 1, 2))
+    view.roll_in(torch.ones(1, 1, 1), axis=2)
+    view.store()
+    assert states.buffer_of("window").flatten().tolist() == [5.0, 1.0]

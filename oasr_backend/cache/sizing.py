@@ -50,7 +50,7 @@ def derive_max_num_blocks(
     what is in use less `reserve_bytes` (activations) may be taken. Raises ConfigError with the sum.
     """
     floor, ceiling = block_range(config)
-    available, origin = available_bytes(config, budget_bytes, utilisation, reserve_bytes)
+    available, origin = available_bytes(config.device, budget_bytes, utilisation, reserve_bytes)
     affordable = affordable_blocks(config, available)
     if affordable < floor:
         less = "max_batch_size"
@@ -90,22 +90,22 @@ def block_range(config: CacheConfig) -> tuple[int, int]:
 
 
 def available_bytes(
-    config: CacheConfig,
+    device: torch.device | str,
     budget_bytes: int | None,
     utilisation: float = DEFAULT_UTILISATION,
     reserve_bytes: int = DEFAULT_RESERVE_BYTES,
 ) -> tuple[int, str]:
-    """Bytes for the pool, and the sum in words. Raises ConfigError where none can be told."""
+    """Bytes for a pool on the device, and the sum in words. Raises ConfigError where none can."""
     if budget_bytes is not None:
         return budget_bytes, "the budget"
-    if torch.device(config.device).type != "cuda":
+    if torch.device(device).type != "cuda":
         raise ConfigError(
-            f"max_num_blocks cannot be derived from free memory on {config.device}: set "
+            f"max_num_blocks cannot be derived from free memory on {device}: set "
             "max_num_blocks or a memory budget"
         )
     if not 0 < utilisation <= 1:
         raise ConfigError(f"utilisation={utilisation} must be in (0, 1]")
-    free, total = torch.cuda.mem_get_info(config.device)
+    free, total = torch.cuda.mem_get_info(device)
     used = total - free
     words = f"{utilisation} * {total} total - {used} in use - {reserve_bytes} reserve"
     return math.floor(total * utilisation) - used - reserve_bytes, words

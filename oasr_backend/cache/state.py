@@ -15,6 +15,7 @@ from oasr_backend.cache.slot_pool import StreamSlotPool
 from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.device import reserved_zeros, to_device
 from oasr_backend.errors import ConfigError, StreamStateError, UnknownStreamError
+from oasr_backend.kernels.roll import roll_rows, rolled
 from oasr_backend.types import StreamId
 
 __all__ = ["SlotStateCache", "SlotStates", "SlotTensor", "StagedSlotTensor", "StreamStateSpec"]
@@ -83,18 +84,9 @@ class StagedSlotTensor(SlotTensor):
         """Overwrites the rows with what was handed over last, if anything was."""
         if self._rolled:
             new, axis = self._rolled.pop()
-            super().scatter(rolled(super().gather(), new, axis))
+            roll_rows(self.buffer, self.slot_ids, new, self.slot_axis, axis)
         elif self._staged:
             super().scatter(self._staged.pop())
-
-
-def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
-    """A sliding window with `new` frames at its end and as many of its oldest gone."""
-    size, num_new = rows.shape[axis], new.shape[axis]
-    if num_new >= size:
-        return new.narrow(axis, num_new - size, size)
-    kept = rows.narrow(axis, num_new, size - num_new)
-    return torch.cat((kept, new.to(rows.dtype)), dim=axis)
 
 
 class SlotStates:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oasr_backend.cache.state import rolled
 from oasr_backend.errors import StreamStateError
+from oasr_backend.kernels.roll import rolled
 
 
 @dataclass(frozen=True)

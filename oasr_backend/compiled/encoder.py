@@ -72,14 +72,13 @@ class SessionEncoder(StreamingEncoder):
         return encoded_BTD
 
     def _step_of(self, features_BWF: Tensor, caches: EncoderCaches) -> _Step:
-        states = {name: state.gather().numpy() for name, state in caches.states.items()}
         inputs: dict[str, Array] = {
             FEATURES: features_BWF.contiguous().numpy(),
             NUM_NEW: caches.num_new_B.numpy(),
             FIRST_POSITION: caches.first_key_position_B.numpy(),
         }
         if self._spec.attention is None:
-            return _Step(inputs, states, None, None)
+            return _Step(inputs, self._states_of(caches), None, None)
         kv = caches.kv
         if not isinstance(kv, StepCaches):
             raise StreamStateError(
@@ -90,7 +89,12 @@ class SessionEncoder(StreamingEncoder):
         # Counted from the first column, which a young row's history does not reach back to.
         inputs[FIRST_POSITION] = inputs[FIRST_POSITION] + index.history_B - index.read_BH.shape[1]
         inputs[READ_INDEX], inputs[VALID] = index.read_BH, index.valid_BK
-        return _Step(inputs, states, index.write_BT, self._pool_of(kv.pool))
+        return _Step(inputs, self._states_of(caches), index.write_BT, self._pool_of(kv.pool))
+
+    def _states_of(self, caches: EncoderCaches) -> dict[str, Array]:
+        """Those of the encoder; heads have theirs in the same caches."""
+        names = [spec.name for spec in self._spec.state_specs]
+        return {name: caches.states[name].gather().numpy() for name in names}
 
     def _run(self, step: _Step, rows: slice, encoded_BTD: Array) -> dict[str, Array]:
         """Runs some of the step's rows; returns their next states by name."""

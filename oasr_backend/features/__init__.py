@@ -6,10 +6,12 @@ from oasr_backend.features.cmvn import GlobalCmvn, load_cmvn
 from oasr_backend.features.codecs import decode_alaw, decode_mulaw
 from oasr_backend.features.fbank import FbankConfig, LogMelFilterbank
 from oasr_backend.features.geometry import FrameGeometry, WindowGeometry
+from oasr_backend.features.icefall import ICEFALL_FBANK, IcefallFrontend
 from oasr_backend.features.kaldi import KaldiFrontend
 from oasr_backend.features.resample import MAX_RATE_HZ, MIN_RATE_HZ, StreamingResampler
 
 __all__ = [
+    "ICEFALL_FBANK",
     "MAX_RATE_HZ",
     "MIN_RATE_HZ",
     "AudioBuffer",
@@ -18,6 +20,7 @@ __all__ = [
     "FrameGeometry",
     "Frontend",
     "GlobalCmvn",
+    "IcefallFrontend",
     "KaldiFrontend",
     "LogMelFilterbank",
     "StreamingResampler",

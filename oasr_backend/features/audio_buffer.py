@@ -5,18 +5,18 @@
                                                                |-- next window ...
 
 Consecutive windows overlap by the encoder's right context, so nothing is carried over but samples.
+Where frames do not snip the edges, the samples that mirroring adds come first and last.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
-
-import numpy as np
 
 from oasr_backend.errors import StreamStateError
 from oasr_backend.features.geometry import WindowGeometry
-from oasr_backend.features.samples import FLOAT32, PCM16, PCM16_SCALE, check_samples
+from oasr_backend.features.held import HeldSamples
+from oasr_backend.features.mirror import EdgeMirror
+from oasr_backend.features.samples import FLOAT32, PCM16, check_samples
 from oasr_backend.types import Pcm16, Samples
 
 
@@ -28,18 +28,12 @@ class WindowFrames(NamedTuple):
 
 
 class AudioBuffer:
-    """Cuts one stream into windows; the result doesn't depend on how the samples arrive.
-
-    Samples are moved once, from the array that they came in to the window's row. `_pieces` are
-    those arrays, as far as a later window needs them; `_passed` samples of the first are done with.
-    """
+    """Cuts one stream into windows; the result doesn't depend on how the samples arrive."""
 
     def __init__(self, geometry: WindowGeometry) -> None:
         self.geometry = geometry
-        self._pieces: deque[Samples | Pcm16] = deque()
-        self._passed = 0
-        self._num_float_pieces = 0
-        self._buffered_samples = 0
+        self._mirror = EdgeMirror(geometry.frames)
+        self._held = HeldSamples()
         self._heard_samples = 0
         self._popped_windows = 0
         #: Windows that `pop_window` can give now. After `finish`, all that will ever come.
@@ -50,12 +44,13 @@ class AudioBuffer:
 
     @property
     def heard_samples(self) -> int:
-        """Samples accepted since the stream began; padding doesn't count."""
+        """Samples accepted since the stream began; what is padded or mirrored doesn't count."""
         return self._heard_samples
 
     @property
     def buffered_samples(self) -> int:
-        return self._buffered_samples
+        """Samples held, mirrored ones too."""
+        return self._held.size
 
     @property
     def popped_windows(self) -> int:
@@ -68,7 +63,7 @@ class AudioBuffer:
     @property
     def holds_pcm16(self) -> bool:
         """Whether the next window can be had as 16-bit samples."""
-        return self._num_float_pieces == 0
+        return self._held.is_pcm16
 
     def accept(self, samples_S: Samples | Pcm16) -> None:
         """Takes samples, float32 in [-1, 1] or int16, of any number behind those already held.
@@ -81,26 +76,26 @@ class AudioBuffer:
                 f"{samples_S.size} samples arrived after the end of the stream; open a new stream"
             )
         check_samples(samples_S)
-        num_samples = samples_S.size
-        if not num_samples:
-            return
-        self._pieces.append(samples_S)
-        self._num_float_pieces += samples_S.dtype == FLOAT32
-        self._buffered_samples += num_samples
-        self._heard_samples += num_samples
+        self._heard_samples += samples_S.size
+        self._held.append(samples_S)
+        self._hold_lead()
         self.num_ready_windows = self._count_full_windows()
 
     def finish(self, *, tail_padding: bool) -> None:
         """Marks the end of the stream.
 
         Without tail padding the last window may be partly valid, as in WeNet's chunk loop. With
-        it, one window of silence follows the last sample, if there was any, and every window is
-        fully valid. Raises StreamStateError when called twice.
+        it every window is fully valid: `tail_frames` of the family's padding follow the last real
+        frame, or else a window of silence the last sample, if there was any. Raises
+        StreamStateError when called twice.
         """
         if self._is_finished:
             raise StreamStateError("the stream has already ended; finish it once")
         self._is_finished = True
         self._has_tail_padding = tail_padding
+        self._hold_lead()
+        if not tail_padding or self.geometry.tail_frames is not None:
+            self._held.append(self._mirror.tail(self._held.pieces, self._heard_samples))
         self.num_ready_windows = self._count_last_windows()
 
     def discard(self) -> None:
@@ -111,14 +106,14 @@ class AudioBuffer:
         self._is_finished = True
         self._is_discarded = True
         self.num_ready_windows = 0
-        self._pass(self._buffered_samples)
+        self._held.let_go(self._held.size)
 
     def pop_window(self, into: Samples | Pcm16) -> WindowFrames:
         """Writes the next window into a row of `window_samples` and moves on by a stride.
 
-        The row is float32, or int16 where `holds_pcm16`. Returns its feature frames;
-        samples after the last valid one are zero. Raises StreamStateError, and moves
-        nothing, if no window is ready or the row doesn't fit.
+        The row is float32, or int16 where `holds_pcm16`. Returns its feature frames; samples
+        after the last real one are zero. Raises StreamStateError, and moves nothing, if no window
+        is ready or the row doesn't fit.
         """
         geometry = self.geometry
         fits = into.dtype == FLOAT32 or (into.dtype == PCM16 and self.holds_pcm16)
@@ -132,36 +127,30 @@ class AudioBuffer:
                 f"no window is ready: {self.buffered_samples} of {geometry.window_samples} "
                 "samples are held; wait for num_ready_windows > 0"
             )
-        num_frames = geometry.window_frames
+        num_valid = num_real = geometry.window_frames
         if self._is_finished:
-            num_frames = self._last_window_frames()
-            num_copied = min(self._buffered_samples, geometry.frames.num_samples(num_frames))
+            num_real = self._last_real_frames()
+            num_valid = num_valid if self._has_tail_padding else num_real
+            num_copied = geometry.frames.num_samples(num_real) if num_real else 0
+            num_copied = min(self._held.size, num_copied)
             into[num_copied:] = 0
             into = into[:num_copied]
-        self._copy_first(into)
-        self._pass(min(geometry.stride_samples, self._buffered_samples))
+        self._held.copy_first(into)
+        self._held.let_go(min(geometry.stride_samples, self._held.size))
         self._popped_windows += 1
         self.num_ready_windows -= 1
-        return WindowFrames(num_frames, num_frames)
+        return WindowFrames(num_valid, num_real)
 
     def check_integrity(self) -> None:
         """Raises StreamStateError unless counters and held samples agree."""
-        released = min(self._popped_windows * self.geometry.stride_samples, self._heard_samples)
+        self._held.check_integrity()
+        released = min(self._popped_windows * self.geometry.stride_samples, self._num_samples)
         if self._is_discarded:
-            released = self._heard_samples
-        num_held = sum(piece.size for piece in self._pieces) - self._passed
-        num_float = sum(piece.dtype == FLOAT32 for piece in self._pieces)
-        is_passed = bool(self._pieces) and self._passed >= self._pieces[0].size
-        if (num_held, num_float) != (self.buffered_samples, self._num_float_pieces) or is_passed:
+            released = self._num_samples
+        if self.buffered_samples != self._num_samples - released:
             raise StreamStateError(
-                f"{num_held} samples in {len(self._pieces)} arrays, {num_float} of them float32, "
-                f"are not the {self.buffered_samples} and {self._num_float_pieces} that are "
-                "counted; close the stream"
-            )
-        if self.buffered_samples != self._heard_samples - released:
-            raise StreamStateError(
-                f"{self.buffered_samples} samples are held, but {self._heard_samples} were heard "
-                f"and {released} released; close the stream"
+                f"{self.buffered_samples} samples are held, but {self._heard_samples} were heard, "
+                f"{self._mirror.num_made} mirrored and {released} released; close the stream"
             )
         num_ready = self._count_last_windows() if self._is_finished else self._count_full_windows()
         if self.num_ready_windows != (0 if self._is_discarded else num_ready) or num_ready < 0:
@@ -170,45 +159,32 @@ class AudioBuffer:
                 "the stream"
             )
 
+    @property
+    def _num_samples(self) -> int:
+        """Of the whole stream so far, mirrored ones too."""
+        return self._heard_samples + self._mirror.num_made
+
     def _count_full_windows(self) -> int:
-        return self.geometry.num_full_windows(self._buffered_samples)
+        return self.geometry.num_full_windows(self._held.size)
 
     def _count_last_windows(self) -> int:
         """Windows left in a stream that has ended."""
         return self.geometry.num_last_windows(
-            self._heard_samples,
+            self._num_samples,
             num_popped=self._popped_windows,
             tail_padding=self._has_tail_padding,
         )
 
-    def _last_window_frames(self) -> int:
-        """Frames of the next window of a stream that has ended."""
-        return self.geometry.last_window_frames(
-            self._heard_samples,
+    def _last_real_frames(self) -> int:
+        """Real frames of the next window of a stream that has ended."""
+        return self.geometry.last_real_frames(
+            self._num_samples,
             num_popped=self._popped_windows,
             tail_padding=self._has_tail_padding,
         )
 
-    def _copy_first(self, into: Samples | Pcm16) -> None:
-        """Fills `into` with the oldest samples held."""
-        begin, skipped = 0, self._passed
-        for piece in self._pieces:
-            part = piece[skipped : skipped + into.size - begin]
-            end = begin + part.size
-            if part.dtype == into.dtype:
-                into[begin:end] = part
-            else:
-                np.multiply(part, PCM16_SCALE, out=into[begin:end])
-            if end == into.size:
-                return
-            begin, skipped = end, 0
-
-    def _pass(self, num_samples: int) -> None:
-        """Lets go of the oldest samples."""
-        self._buffered_samples -= num_samples
-        self._passed += num_samples
-        pieces = self._pieces
-        while pieces and self._passed >= pieces[0].size:
-            piece = pieces.popleft()
-            self._passed -= piece.size
-            self._num_float_pieces -= piece.dtype == FLOAT32
+    def _hold_lead(self) -> None:
+        """Puts the mirrored samples in front, if they are due."""
+        self._held.put_in_front(
+            self._mirror.lead(self._held.pieces, self._heard_samples, has_ended=self._is_finished)
+        )

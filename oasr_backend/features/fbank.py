@@ -38,6 +38,7 @@ class FbankConfig:
     preemphasis: float = 0.97
     remove_dc: bool = True
     window: str = "povey"
+    #: False: the frames are those of a stream that `AudioBuffer` mirrors at its ends.
     snip_edges: bool = True
     dither: float = 0.0
     audio_scale: float = 32768.0
@@ -46,8 +47,6 @@ class FbankConfig:
         """Refuses with ConfigError what a streaming server cannot honour."""
         if self.dither != 0.0:
             raise ConfigError(f"dither is {self.dither}; only 0 is repeatable, set dither to 0")
-        if not self.snip_edges:
-            raise ConfigError("snip_edges is false; streaming needs whole frames, set it to true")
         if self.window not in _WINDOWS:
             raise ConfigError(f"window {self.window!r} is unknown; use one of {_WINDOWS}")
         if self.frame_shift_samples < 1 or self.frame_length_samples < 2:
@@ -86,6 +85,7 @@ class FbankConfig:
             frame_length_samples=self.frame_length_samples,
             frame_shift_samples=self.frame_shift_samples,
             num_bins=self.num_mel_bins,
+            snips_edges=self.snip_edges,
         )
 
 

@@ -21,15 +21,17 @@ def count_windows(available: int, first: int, step: int) -> int:
 class FrameGeometry:
     """What a front end's frame is: `num_bins` features of so many samples.
 
-    Raises ConfigError for a value that is no whole number or is below 1, by its name, and for
-    frames between which samples would be lost.
+    Without `snips_edges` frame t lies around sample (t + 1/2) shifts, and a stream is mirrored at
+    its ends to fill the outer frames, as in Kaldi's feature-window.
+
+    Raises ConfigError for a value that is no whole number or is below 1, by its name, for frames
+    between which samples would be lost, and for mirrored frames without a middle.
     """
 
     sample_rate: int
     frame_length_samples: int
     frame_shift_samples: int
     num_bins: int
-    # False: the audio is mirrored at its ends, so that frames lie around whole shifts.
     snips_edges: bool = True
 
     def __post_init__(self) -> None:
@@ -40,6 +42,25 @@ class FrameGeometry:
                 f"frame of {self.frame_length_samples} samples is shorter than its shift of "
                 f"{self.frame_shift_samples}; lengthen the frame"
             )
+        if not self.snips_edges and self.frame_length_samples % 2:
+            raise ConfigError(
+                f"frame of {self.frame_length_samples} samples has no middle, which mirrored edges "
+                "need; give it an even number of samples, or snip the edges"
+            )
+
+    @cached_property
+    def lead_samples(self) -> int:
+        """Mirrored samples in front of a stream's first, so that whole frames follow."""
+        if self.snips_edges:
+            return 0
+        return self.frame_length_samples // 2 - self.frame_shift_samples // 2
+
+    def num_stream_frames(self, num_samples: int) -> int:
+        """Frames of a stream that has ended after `num_samples`, mirrored ones not counted."""
+        if self.snips_edges:
+            return self.num_frames(num_samples)
+        shift = self.frame_shift_samples
+        return (num_samples + shift // 2) // shift
 
     def num_frames(self, num_samples: int) -> int:
         """Whole frames in `num_samples`."""
@@ -140,21 +161,22 @@ class WindowGeometry:
         return count_windows(num_samples, self.window_samples, self.stride_samples)
 
     def num_last_windows(self, num_samples: int, *, num_popped: int, tail_padding: bool) -> int:
-        """Windows left in a stream that has ended after `num_samples` in all.
+        """Windows left in a stream that has ended after `num_samples` in all, mirrored ones too.
 
-        `num_popped` windows of it are cut already. With tail padding a window of silence follows
-        the last sample, if there is a sample.
+        `num_popped` windows of it are cut already. With tail padding `tail_frames` follow the last
+        frame; without that number a window of silence follows the last sample, if there is one.
         """
-        if not tail_padding:
-            left = self._frames_left(num_samples, num_popped)
-            return count_windows(left, self.min_frames, self.stride_frames)
-        return (num_samples // self.stride_samples + 1 if num_samples else 0) - num_popped
+        if tail_padding and self.tail_frames is None:
+            return (num_samples // self.stride_samples + 1 if num_samples else 0) - num_popped
+        num_frames = self.frames.num_frames(num_samples)
+        return self.num_windows_of(num_frames, pads_tail=tail_padding) - num_popped
 
-    def last_window_frames(self, num_samples: int, *, num_popped: int, tail_padding: bool) -> int:
-        """Valid feature frames of the next window of a stream that has ended."""
-        if tail_padding:
+    def last_real_frames(self, num_samples: int, *, num_popped: int, tail_padding: bool) -> int:
+        """Feature frames with samples in the next window of a stream that has ended.
+
+        Silence that follows the last sample counts as samples.
+        """
+        if tail_padding and self.tail_frames is None:
             return self.window_frames
-        return min(self.window_frames, self._frames_left(num_samples, num_popped))
-
-    def _frames_left(self, num_samples: int, num_popped: int) -> int:
-        return self.frames.num_frames(num_samples) - num_popped * self.stride_frames
+        left = self.frames.num_frames(num_samples) - num_popped * self.stride_frames
+        return min(self.window_frames, max(0, left))

@@ -1,13 +1,13 @@
 """What the operations take besides tensors.
 
 Shape letters: B rows, T new frames, K keys (history and new), P positions, H heads, C head
-dimension, D channels.
+dimension, D channels, k taps of a kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -66,3 +66,44 @@ class ConvolutionWeights:
     @property
     def kernel_size(self) -> int:
         return int(self.depthwise.kernel_size[1])
+
+
+class SlotRows(Protocol):
+    """Rows `slot_ids` (B,) int64 of a state's `buffer` (slots, ...), as they are stored.
+
+    Kernels read them where they lie: everything behind a buffer's first axis is contiguous.
+    """
+
+    @property
+    def buffer(self) -> Tensor: ...
+    @property
+    def slot_ids(self) -> Tensor: ...
+    def gather(self) -> Tensor: ...
+
+
+class HeadSizes(NamedTuple):
+    """Of the attention weights: heads, and the widths of a head's query (and key) and position."""
+
+    num_heads: int
+    query_dim: int
+    position_dim: int
+
+
+@dataclass(frozen=True)
+class ChunkConvolutionWeights:
+    """The two depthwise kernels of a chunk, and what scales the second: (T, D), by position.
+
+    The causal kernel has k // 2 + 1 taps, that of the chunk k. Transposed views of tensors that
+    were stored with the taps first are read faster.
+    """
+
+    causal_Dk: Tensor
+    causal_bias_D: Tensor
+    chunk_Dk: Tensor
+    chunk_bias_D: Tensor
+    scale_TD: Tensor
+
+    @property
+    def state_frames(self) -> int:
+        """Gated frames before the chunk that the causal kernel reads."""
+        return self.causal_Dk.shape[1] - 1

@@ -87,3 +87,14 @@ def gated_causal_convolution_traced(
     if weights.norm is not None:
         mixed_BTD = weights.norm(mixed_BTD)
     return activation(mixed_BTD), window_BSD[:, static(gate_BTE.shape[1]) :]
+
+
+def swoosh_traced(x: Tensor, shift: float, offset: float, slope: float) -> Tensor:
+    """By the operators that ONNX Runtime vectorises, which its Softplus is not: a quarter of it.
+
+    softplus(y) = relu(y) - log(sigmoid(|y|)); the slope goes into a leaky relu. The sigmoid is at
+    least 1 / 2, so that its logarithm is exact.
+    """
+    y = x - shift
+    bent = F.leaky_relu(y, -slope / (1 - slope)) * (1 - slope)
+    return bent - y.abs().sigmoid().log() - (offset + slope * shift)

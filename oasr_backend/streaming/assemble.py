@@ -38,6 +38,7 @@ from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.results import ResultBuilder
 from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.self_test import SelfTest
+from oasr_backend.streaming.state_plan import check_state_memory
 from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
 from oasr_backend.text.tokenizer import Tokenizer
@@ -169,13 +170,7 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     geometry = model.window_geometry()
     store = StreamStore(
         kv,
-        SlotStates(
-            model.state_specs,
-            config.step.max_streams,
-            device,
-            dtype=getattr(torch, config.model.dtype),
-            extra_slots=1,
-        ),
+        _states(model, config, device),
         _decoders(
             checkpoint,
             config,
@@ -227,6 +222,13 @@ def try_out(engine: Engine) -> None:
 def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> CacheConfig | None:
     """None for an encoder without attention. Raises ConfigError for a pool that does not fit."""
     return plan_kv(config, spec, device=device, dtype=getattr(torch, config.model.dtype))
+
+
+def _states(model: AcousticModel, config: ServingConfig, device: torch.device) -> SlotStates:
+    """Raises ConfigError for states that do not fit the memory."""
+    specs, dtype = model.state_specs, getattr(torch, config.model.dtype)
+    check_state_memory(specs, config, device=device, dtype=dtype)
+    return SlotStates(specs, config.step.max_streams, device, dtype=dtype, extra_slots=1)
 
 
 def _chunks(config: ServingConfig) -> ChunkSettings:

@@ -83,7 +83,7 @@ def _check_stated_pool(config: ServingConfig, geometry: CacheConfig) -> None:
 
 def _check_memory(config: ServingConfig, geometry: CacheConfig, budget_bytes: int | None) -> None:
     needed, _ = block_range(geometry)
-    available, words = available_bytes(geometry, budget_bytes)
+    available, words = available_bytes(geometry.device, budget_bytes)
     if affordable_blocks(geometry, available) >= needed:
         return
     need_mib = -(-needed * block_bytes(geometry) >> 20)

@@ -1,0 +1,42 @@
+"""Sliding windows of many streams, moved on where they are stored.
+
+Shape letters: N any layers, S slots, B rows, L frames of a window, F new frames, X values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.traced import static
+
+
+def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int) -> None:
+    """In place: rows `slot_ids` (B,) int64 of `buffer` drop their oldest frames and take `new`.
+
+    `slot_axis` counts slots, or rows in `new`; `axis` counts frames, and `new` has other ones
+    there than `buffer`. A slot is in `slot_ids` once, or its content is any of those given.
+    """
+    if not use_kernel(buffer) or axis < slot_axis:
+        roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
+        return
+    from oasr_backend.kernels.roll_kernel import launch_roll_rows
+
+    launch_roll_rows(buffer, slot_ids, new, slot_axis, axis)
+
+
+def roll_rows_definition(
+    buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int
+) -> None:
+    rows = rolled(buffer.index_select(slot_axis, slot_ids), new, axis)
+    buffer.index_copy_(slot_axis, slot_ids, rows.to(buffer.dtype))
+
+
+def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
+    """A sliding window with `new` frames at its end and as many of its oldest gone."""
+    size, num_new = static(rows.shape[axis]), static(new.shape[axis])
+    if num_new >= size:
+        return new.narrow(axis, num_new - size, size)
+    kept = rows.narrow(axis, num_new, size - num_new)
+    return torch.cat((kept, new.to(rows.dtype)), dim=axis)

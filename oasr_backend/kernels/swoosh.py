@@ -1,0 +1,61 @@
+"""The Zipformer's activations (Yao et al., "Zipformer", 2024, section 3.3) and its tanh gate.
+
+Shape letters: B rows, T frames, D channels.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.traced import is_traced, swoosh_traced
+
+#: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
+L_SHIFT, L_OFFSET = 4.0, 0.035
+R_SHIFT, R_OFFSET = 1.0, 0.313261687
+SLOPE = 0.08
+
+
+def swoosh_l(x: Tensor) -> Tensor:
+    """log(1 + exp(x - 4)) - 0.08 x - 0.035, at least in float32 inside."""
+    if not use_kernel(x):
+        return swoosh_definition(x, L_SHIFT, L_OFFSET)
+    from oasr_backend.kernels.swoosh_kernel import launch_swoosh
+
+    return launch_swoosh(x, L_SHIFT, L_OFFSET)
+
+
+def swoosh_r(x: Tensor) -> Tensor:
+    """log(1 + exp(x - 1)) - 0.08 x - 0.313261687, at least in float32 inside."""
+    if not use_kernel(x):
+        return swoosh_definition(x, R_SHIFT, R_OFFSET)
+    from oasr_backend.kernels.swoosh_kernel import launch_swoosh
+
+    return launch_swoosh(x, R_SHIFT, R_OFFSET)
+
+
+def swoosh_definition(x: Tensor, shift: float, offset: float) -> Tensor:
+    if is_traced():
+        return swoosh_traced(x, shift, offset, SLOPE)
+    wide = widened(x)
+    return (F.softplus(wide - shift) - (wide * SLOPE + offset)).to(x.dtype)
+
+
+def tanh_gate(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    """x * tanh(gate), contiguous; both may be slices of one wider tensor."""
+    if not use_kernel(x_BTD):
+        return tanh_gate_definition(gate_BTD, x_BTD)
+    from oasr_backend.kernels.swoosh_kernel import launch_tanh_gate
+
+    return launch_tanh_gate(gate_BTD, x_BTD)
+
+
+def tanh_gate_definition(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
+    return (widened(x_BTD) * torch.tanh(widened(gate_BTD))).to(x_BTD.dtype)
+
+
+def widened(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is where it is that wide already: no node of a graph then."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
