@@ -114,6 +114,8 @@ class DecodingSettings:
 
     # Frames whose blank probability exceeds this are skipped; 1: none.
     blank_threshold: float = 1.0
+    # What a transducer's searches take off the blank's logit, so that more is told; 0: nothing.
+    blank_penalty: float = 0.0
     # An n-gram model over units in ARPA format, relative to the checkpoint; empty: none.
     lm_path: str = ""
     # Weight of its log-probs in the prefix beam, and what each unit gains against their cost.
@@ -130,6 +132,7 @@ class DecodingSettings:
             raise ConfigError(
                 f"blank_threshold={self.blank_threshold} is outside (0, 1]; 1 skips no frame"
             )
+        _check_range("blank_penalty", self.blank_penalty, 0.0, 100.0)
         _check_range("rescoring_ctc_weight", self.rescoring_ctc_weight, 0.0, 100.0)
         _check_range("rescoring_max_s", self.rescoring_max_s, 1.0, 3600.0)
 

@@ -49,8 +49,8 @@ class StreamOptions:
     language: str = ""
     # Name of a search; empty: the first that the checkpoint offers.
     decoder: str = ""
-    # Prefixes that the prefix beam keeps.
-    beam_size: int = 10
+    # Hypotheses that a beam search keeps; 0: as many as the search has by itself.
+    beam_size: int = 0
     # Hypotheses in RESULT.
     nbest: int = 1
     # Tokens and words with times and confidence in RESULT.
@@ -122,7 +122,7 @@ def _check_audio(options: StreamOptions) -> None:
 
 def _check_search(options: StreamOptions) -> None:
     _check_choice("partials", options.partials, PARTIALS)
-    _check_range("beam_size", options.beam_size, 1, MAX_BEAM_SIZE)
+    _check_range("beam_size", options.beam_size, 0, MAX_BEAM_SIZE)
     _check_range("nbest", options.nbest, 1, MAX_BEAM_SIZE)
     _check_range("hotword_boost", options.hotword_boost, 0.0, 20.0)
     _check_hotwords(options)

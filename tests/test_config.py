@@ -54,8 +54,8 @@ NAMES = (
     "chunk_size", "num_left_chunks", "block_size_frames", "max_num_blocks", "cpu_kv_budget_mib",
     "max_blocks_per_seq", "position_limit_frames",
     "max_streams", "max_step_streams", "steps_at_once", "cuda_graphs", "debug_slow_step_ms",
-    "blank_threshold", "lm_path", "lm_weight", "lm_unit_bonus", "rescoring_ctc_weight",
-    "rescoring_max_s",
+    "blank_threshold", "blank_penalty", "lm_path", "lm_weight", "lm_unit_bonus",
+    "rescoring_ctc_weight", "rescoring_max_s",
     "tail_padding", "stream_idle_timeout_s", "dead_after_s", "log_level",
     "sample_rate", "encoding", "decoder", "beam_size", "nbest", "word_times", "partials",
     "hotwords", "hotword_boost", "endpoint", "endpoint_silence_s", "endpoint_silence_start_s",
@@ -76,8 +76,8 @@ def test_settings_change_by_their_flat_keys_and_the_rest_stays() -> None:
     assert config.cache.chunk_size == 16
     with pytest.raises(ConfigError, match="'chunk_sise'; did you mean 'chunk_size'"):
         config.changed(chunk_sise=8)
-    with pytest.raises(ConfigError, match=r"defaults of the server's streams: beam_size=0 is out"):
-        config.changed(beam_size=0)
+    with pytest.raises(ConfigError, match=r"defaults of the server's streams: beam_size=65 is out"):
+        config.changed(beam_size=65)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
@@ -90,7 +90,9 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     [
         ("chunk_size", "sixteen", "is not an integer; write one such as 16"),
         ("chunk_size", "0", "below 1"),
-        ("beam_size", "0", "outside 1 .. 64"),
+        ("beam_size", "-1", "outside 0 .. 64"),
+        ("blank_penalty", "-0.5", "outside 0 .. 100; give a value in that range"),
+        ("blank_penalty", "nan", "is no finite number"),
         ("position_limit_frames", "0", "below 1"),
         ("num_left_chunks", "-2", "below -1"),
         ("max_streams", "-1", "below 0"),

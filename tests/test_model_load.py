@@ -138,7 +138,7 @@ def test_such_weights_are_a_fault_once_they_are_read(unread: Path) -> None:
         ({"max_streams": "0"}, "must exceed max_streams=256"),
         ({"device": "cuda:99"}, "device='cuda:99'"),
         ({"num_threads": "5000"}, "num_threads=5000"),
-        ({"beam_size": "0"}, "beam_size=0"),
+        ({"beam_size": "65"}, "beam_size=65"),
         ({"lm_path": "none.arpa"}, "none.arpa cannot be read"),
         ({"lm_path": "train.yaml"}, "lm_path"),
         ({**BEAM, "use_lm": "true"}, "use_lm: this server has no n-gram model"),

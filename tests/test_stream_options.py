@@ -46,7 +46,7 @@ def test_usual_sample_rates_are_taken(rate: int) -> None:
         ({"nbest": 0}, ["nbest=0", "1 .. 64"]),
         ({"nbest": 65}, ["nbest=65", "1 .. 64"]),
         ({"decoder": 1}, ["decoder=1", "int", "str"]),
-        ({"beam_size": 0}, ["beam_size=0", "1 .. 64"]),
+        ({"beam_size": -1}, ["beam_size=-1", "0 .. 64"]),
         ({"endpoint_max_s": -1}, ["endpoint_max_s=-1", "0 .. 3600"]),
         ({"chunkseq": 1}, ["'chunkseq'", "did you mean 'chunk_seq'"]),
     ],
@@ -156,6 +156,17 @@ def test_what_a_stream_says_wins_over_its_server() -> None:
     assert (greedy.nbest, greedy.hotwords, greedy.word_times) == (1, "", True)
     same = StreamOptions.from_parameters({"decoder": "prefix_beam", "beam_size": 7}, defaults)
     assert (same.nbest, same.hotwords, same.beam_size) == (5, "A", 7)
+
+
+def test_a_server_has_a_beam_size_for_all_searches_or_leaves_it_to_each() -> None:
+    beam: dict[str, ParameterValue] = {"decoder": "prefix_beam"}
+    for stated in (0, 20):
+        defaults = ServingConfig.of(beam_size=stated).defaults
+        assert StreamOptions.from_parameters(beam, defaults).beam_size == stated
+        assert StreamOptions.from_parameters({**beam, "beam_size": 0}, defaults).beam_size == 0
+    check_search(CTC_SEARCHES, StreamOptions(decoder="prefix_beam", nbest=10))
+    with pytest.raises(InvalidRequestError, match=r"nbest=11 is outside 1 \.\. 10"):
+        check_search(CTC_SEARCHES, StreamOptions(decoder="prefix_beam", nbest=11))
 
 
 def test_defaults_that_do_not_go_together_are_a_fault_of_the_server() -> None:

@@ -19,7 +19,8 @@ from oasr_backend.decoders.greedy import GreedySearch
 from oasr_backend.decoders.prefix_beam.search import PrefixBeamSearch
 from oasr_backend.decoders.readback import begin_copy
 from oasr_backend.decoders.settings import SearchSettings
-from oasr_backend.errors import ConfigError
+from oasr_backend.errors import ConfigError, check_whole
+from oasr_backend.options import MAX_BEAM_SIZE
 from oasr_backend.types import Hypothesis
 
 __all__ = [
@@ -76,14 +77,17 @@ class SearchKind:
     """A search by its name, the head whose output it reads, and what streams may ask of it.
 
     `honours` holds names of stream options among beam_size, nbest, hotwords, use_lm and rescoring.
+    `beam_size` is that of streams that ask for 0, the search's own.
     `make` gets scorers for streams with hotwords or use_lm only, so where those are honoured.
-    Raises ConfigError for an empty name, and for another option in `honours`.
+    Raises ConfigError for an empty name, for another option in `honours`, and for a beam size that
+    no stream could ask for.
     """
 
     name: str
     make: Callable[[SearchSettings], Search]
     head: str = "ctc"
     honours: frozenset[str] = frozenset()
+    beam_size: int = 10
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -93,10 +97,16 @@ class SearchKind:
                 f"the search {self.name!r} honours {', '.join(map(repr, unknown))}, which is no "
                 f"option of a search; name some of {', '.join(_OPTIONS)}, or none"
             )
+        check_whole(f"the search {self.name!r}", least=1, beam_size=self.beam_size)
+        if self.beam_size > MAX_BEAM_SIZE:
+            raise ConfigError(
+                f"the search {self.name!r}: beam_size={self.beam_size} is above {MAX_BEAM_SIZE}, "
+                f"the most that a stream may ask for; give {MAX_BEAM_SIZE} or less"
+            )
 
     def kept(self, beam_size: int) -> int:
-        """How many hypotheses of a stream the search keeps."""
-        return beam_size if "beam_size" in self.honours else 1
+        """How many hypotheses of a stream the search keeps, where it asks for `beam_size`."""
+        return (beam_size or self.beam_size) if "beam_size" in self.honours else 1
 
     def most_told(self, beam_size: int) -> int:
         """How many of those a caller may ask for."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from oasr_backend.decoders.arrays import BoolArray, IntArray, more_rows
 from oasr_backend.decoders.chunk import ChunkRows, Finish, Tail
 from oasr_backend.decoders.readback import begin_copy
+from oasr_backend.decoders.transcript import Transcripts
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.types import Hypothesis
 
@@ -44,18 +44,6 @@ def find_runs(ids_NT: IntArray, log_probs_NT: FloatArray, previous_NT: IntArray)
     return Runs(start // num_frames, start % num_frames, token[spoken], peak[spoken], is_new)
 
 
-@dataclass(slots=True)
-class _Transcript:
-    tokens: list[int] = field(default_factory=list)
-    times: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-
-    def add(self, token: int, time: int, log_prob: float) -> None:
-        self.tokens.append(token)
-        self.times.append(time)
-        self.log_probs.append(log_prob)
-
-
 class GreedySearch:
     """Implements Search. A token's time is its first frame, its log-prob the best of its frames.
 
@@ -65,20 +53,15 @@ class GreedySearch:
     def __init__(self, blank_id: int) -> None:
         self._blank_id = blank_id
         self._last: IntArray = np.empty(0, dtype=np.int64)
-        self._score = np.empty(0, dtype=np.float64)
-        self._transcripts: list[_Transcript] = []
+        self._transcripts = Transcripts()
 
     def grow(self, num_rows: int) -> None:
         self._last = more_rows(self._last, num_rows, fill=-1)
-        self._score = more_rows(self._score, num_rows)
-        added = num_rows - len(self._transcripts)
-        self._transcripts.extend(_Transcript() for _ in range(added))
+        self._transcripts.grow(num_rows)
 
     def reset_rows(self, rows: Sequence[int]) -> None:
-        for row in rows:
-            self._last[row] = -1
-            self._score[row] = 0.0
-            self._transcripts[row] = _Transcript()
+        self._last[list(rows)] = -1
+        self._transcripts.reset_rows(rows)
 
     def begin(self, frames_NTX: torch.Tensor, chunk: ChunkRows) -> Finish:
         found = begin_copy(best_tokens(frames_NTX))
@@ -92,7 +75,8 @@ class GreedySearch:
         log_probs_NT = packed_2NT[1].view(np.float32)
         previous_NT = np.concatenate((self._last[chunk.rows, None], ids_NT[:, :-1]), axis=1)
         self._store(find_runs(ids_NT, log_probs_NT, previous_NT), chunk)
-        self._score[chunk.rows] += np.where(valid_NT, log_probs_NT, 0).sum(1, dtype=np.float64)
+        path_N = np.where(valid_NT, log_probs_NT, 0).sum(1, dtype=np.float64)
+        self._transcripts.scores_R[chunk.rows] += path_N
         heard = np.flatnonzero(chunk.num_frames)
         self._last[chunk.rows[heard]] = ids_NT[heard, chunk.num_frames[heard] - 1]
 
@@ -108,19 +92,10 @@ class GreedySearch:
                 transcript.log_probs[-1] = max(transcript.log_probs[-1], peak)
 
     def num_stable(self, row: int) -> int:
-        return len(self._transcripts[row].tokens)
+        return self._transcripts.num_stable(row)
 
     def tail(self, row: int, skip: int) -> Tail:
-        tokens = self._transcripts[row].tokens
-        return Tail(tokens[skip:], len(tokens))
+        return self._transcripts.tail(row, skip)
 
     def hypotheses(self, row: int, nbest: int, *, skip: int = 0) -> list[Hypothesis]:  # noqa: ARG002
-        transcript = self._transcripts[row]
-        return [
-            Hypothesis(
-                tuple(transcript.tokens[skip:]),
-                float(self._score[row]),
-                times=tuple(transcript.times[skip:]),
-                token_log_probs=tuple(transcript.log_probs[skip:]),
-            )
-        ]
+        return [self._transcripts.hypothesis(row, skip=skip)]

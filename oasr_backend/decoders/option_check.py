@@ -71,8 +71,8 @@ def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> 
         is_asked = options.phrases if name == "hotwords" else getattr(options, name)
         if is_asked and name not in search.honours:
             raise InvalidRequestError(
-                f"{name}={shown(getattr(options, name))} needs a search that weighs "
-                f"alternatives, which {search.name} does not; leave {name} out"
+                f"{name}={shown(getattr(options, name))} needs a search that can honour it, which "
+                f"{search.name} cannot; leave {name} out"
                 f"{_or_send(searches, name, 'too')}"
             )
 
