@@ -227,7 +227,10 @@ def test_a_checkpoint_of_another_layout_is_left_to_its_reader(tmp_path: Path) ->
     config = _model(tmp_path / "asr", checkpoint=str(folder))
     (problem,) = check_checkpoints([config], {})
     assert problem.message == f"the checkpoint folder {folder} is empty"
-    assert problem.remedy == "give a folder with train.yaml, final.pt, units.txt by --checkpoint"
+    assert problem.remedy == (
+        "give a folder with train.yaml, final.pt, units.txt, or one with pretrained.pt, "
+        "tokens.txt by --checkpoint"
+    )
     (folder / "weights.safetensors").write_text("content")
     assert check_checkpoints([config], {}) == []
     archive = _model(tmp_path / "other", checkpoint=str(folder / "weights.safetensors"))
@@ -255,8 +258,8 @@ def test_a_checkpoint_with_names_of_ours_is_left_to_an_installed_reader(
             path.mkdir()
         (problem,) = check_checkpoints([config], {"checkpoint_dir": str(path)})
         assert problem.remedy == (
-            "give a folder with train.yaml, final.pt, units.txt, or a checkpoint of an installed "
-            "reader (ours), by --checkpoint"
+            "give a folder with train.yaml, final.pt, units.txt, or one with pretrained.pt, "
+            "tokens.txt, or a checkpoint of an installed reader (ours), by --checkpoint"
         )
 
 

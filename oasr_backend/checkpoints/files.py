@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from oasr_backend.errors import CheckpointError
@@ -15,8 +16,19 @@ _IMPOSTORS = (
     ),
     (b"<!doctype html", "a web page; download the file itself"),
     (b"<html", "a web page; download the file itself"),
+    (b"7767517", "an ncnn graph, exported without what its training knew; give the PyTorch file"),
     (b"\x1f\x8b", "a gzip archive; unpack it and give the file inside"),
 )
+#: A message of protocol buffers that begins with ONNX's version and the name of its producer.
+_ONNX = re.compile(rb"\x08.\x12.[\w.-]{3,}", re.DOTALL)
+#: What is made of a checkpoint for another runtime, by how the names of its files end.
+_EXPORTS = {
+    ".onnx": "an ONNX graph",
+    ".ort": "an ONNX graph",
+    ".ncnn.param": "an ncnn graph",
+    "jit.pt": "a TorchScript archive",
+    "jit_script.pt": "a TorchScript archive",
+}
 _LONGEST_SIGN = max(len(sign) for sign, _ in _IMPOSTORS)
 
 
@@ -43,3 +55,18 @@ def check_kind(path: Path) -> None:
     for sign, what in _IMPOSTORS:
         if start.startswith(sign):
             raise CheckpointError(f"{path} is {what}")
+    if _ONNX.match(start):
+        raise CheckpointError(f"{path} is an ONNX graph; give the PyTorch file it was made from")
+
+
+def export_in(path: Path) -> str:
+    """The first export for another runtime that a folder holds, or that the file is, in a clause.
+
+    Empty for none. Looks at names alone.
+    """
+    files = sorted(path.iterdir()) if path.is_dir() else [path] * path.exists()
+    for file in files:
+        for end, what in _EXPORTS.items():
+            if file.name.endswith(end):
+                return f"{file.name} is {what}; give the PyTorch file it was made from"
+    return ""

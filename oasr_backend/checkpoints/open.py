@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import OpenCheckpoint, Reader
+from oasr_backend.checkpoints.files import export_in
+from oasr_backend.checkpoints.icefall import IcefallReader
 from oasr_backend.checkpoints.installed import installed_readers
 from oasr_backend.checkpoints.wenet import WenetReader
 from oasr_backend.errors import CheckpointError
@@ -19,12 +21,12 @@ _MOST_LISTED = 12
 def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     """Opens a checkpoint by the reader that recognises it, built-in or installed.
 
-    No weights are read, and every other file is checked. Raises CheckpointError: for a path that
-    no reader recognises, or more than one, with what is there and what each reader looks for; and
-    for whatever an installed reader raises, with the reader's name.
+    Of weights at most the shapes are read, and every other file is checked. Raises
+    CheckpointError: for a path that no reader recognises, or more than one, with what is there and
+    what each reader looks for; and for whatever an installed reader raises, with the reader's name.
     """
     path = Path(path)
-    readers: list[Reader] = [WenetReader(), *installed_readers()]
+    readers: list[Reader] = [WenetReader(), IcefallReader(), *installed_readers()]
     faults: list[str] = []
     fitting = [reader for reader in readers if _recognises(reader, path, faults)]
     if len(fitting) == 1:
@@ -34,9 +36,11 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         raise CheckpointError(
             f"{path} is a checkpoint of {names} at once: {_found(path)}; leave the files of one"
         )
+    export = export_in(path)
     raise CheckpointError(
         f"{path} is no checkpoint that a reader knows: {_found(path)}. "
-        f"{'; '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
+        f"{export and f'Of these, {export}. '}"
+        f"{'. '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
         "checkpoint_dir elsewhere, or install a reader for this kind"
         + "".join(f". And {fault}" for fault in faults)
     )
@@ -53,7 +57,8 @@ def _recognises(reader: Reader, path: Path, faults: list[str]) -> bool:
 
 
 def _layout(reader: Reader) -> str:
-    return f"A {reader.name} checkpoint holds {', '.join(reader.file_names)}"
+    article = "An" if reader.name[:1].lower() in "aeiou" else "A"
+    return f"{article} {reader.name} checkpoint holds {', '.join(reader.file_names)}"
 
 
 def _found(path: Path) -> str:

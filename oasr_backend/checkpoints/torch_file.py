@@ -5,11 +5,12 @@ Nothing that is pickled in a file ever runs: PyTorch's restricted reader refuses
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zipfile
 import zlib
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -29,18 +30,58 @@ _OF_STATE_DICTS = ("torch.", "collections.")
 _BLOCK_BYTES = 1 << 20
 
 
-def load_torch_file(path: Path) -> Any:
+def load_torch_file(path: Path, *, with_paths: bool = False, mapped: bool = False) -> Any:
     """What `torch.save` put into the file, on the CPU.
+
+    `with_paths`: what was a path of Python's becomes text. `mapped`: tensors are read from the
+    file when they are used, where it is an archive; it must stay as it is until then.
 
     Raises CheckpointError that says what the file is when it cannot be read, or holds what is no
     data.
     """
     check_kind(path)
     _check_archive(path)
+    paths = _PATHS if with_paths else ()
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with _allowed(paths):
+            return torch.load(
+                path,
+                map_location="cpu",
+                weights_only=True,
+                mmap=mapped and zipfile.is_zipfile(path),
+            )
     except Exception as error:
-        raise CheckpointError(_why_unreadable(path, error)) from error
+        raise CheckpointError(_why_unreadable(path, error, paths)) from error
+
+
+def _as_text(module: str, name: str) -> Callable[..., str]:
+    """Stands for a class of paths while a file is read."""
+
+    def text(*parts: str) -> str:
+        return str(PurePosixPath(*parts))
+
+    text.__module__, text.__name__, text.__qualname__ = module, name, name
+    return text
+
+
+#: Python 3.13 pickles them under a module of another name.
+_PATHS = tuple(
+    _as_text(module, name)
+    for module in ("pathlib", "pathlib._local")
+    for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+)
+
+
+@contextlib.contextmanager
+def _allowed(functions: Sequence[Callable[..., str]]) -> Iterator[None]:
+    """PyTorch's reader may call these, and no more, beside what makes tensors."""
+    before = torch.serialization.get_safe_globals()
+    torch.serialization.add_safe_globals(list(functions))
+    try:
+        yield
+    finally:
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(before)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -100,10 +141,11 @@ def _damaged_member(archive: zipfile.ZipFile) -> str | None:
     return None
 
 
-def _why_unreadable(path: Path, error: Exception) -> str:
+def _why_unreadable(path: Path, error: Exception, allowed: Sequence[Callable[..., str]]) -> str:
     save_again = _save_again(path)
     found, names = _GLOBAL.search(str(error)), imported_names(path)
-    foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS)]
+    known = {f"{function.__module__}.{function.__name__}" for function in allowed}
+    foreign = [name for name in names if not name.startswith(_OF_STATE_DICTS) and name not in known]
     if found or foreign:
         return (
             f"{path} pickles {found[1] if found else foreign[0]}, which is no tensor and is not "

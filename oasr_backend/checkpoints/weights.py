@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -18,15 +19,20 @@ _SERVED_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class Weights:
     """The tensors of one file by name. It knows which were taken, so that none is lost in silence.
 
-    For messages: `path` is the file, `described_by` the one that says which tensors it has, and
-    `prefix` what stands before all names in it.
+    For messages: `path` is the file, `described_by` the one that says which tensors it has, None
+    where they say so themselves, and `prefix` what stands before all names in it.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], path: Path, *, described_by: Path, prefix: str = ""
+        self,
+        tensors: Mapping[str, Tensor],
+        path: Path,
+        *,
+        described_by: Path | None,
+        prefix: str = "",
     ) -> None:
         self.path = path
-        self.described_by = described_by
+        self._described_by = described_by
         self._prefix = prefix
         self._tensors = dict(tensors)
         self._left = dict.fromkeys(self._tensors)
@@ -35,9 +41,27 @@ class Weights:
         return name in self._tensors
 
     @property
+    def misfit(self) -> str:
+        """What is wrong where a tensor is missing or of another shape, in a clause."""
+        if self._described_by is None:
+            return "is not one whole model"
+        return f"does not match its {self._described_by.name}"
+
+    @property
+    def names(self) -> list[str]:
+        """Those of all tensors, in the file's order."""
+        return list(self._tensors)
+
+    @property
     def left(self) -> list[str]:
         """Names of the tensors that are not taken yet, in the file's order."""
         return list(self._left)
+
+    def untaken(self) -> Weights:
+        """The same tensors, none of them taken."""
+        fresh = copy.copy(self)
+        fresh._left = dict.fromkeys(self._tensors)
+        return fresh
 
     def name_in_file(self, name: str) -> str:
         return self._prefix + name
@@ -46,18 +70,17 @@ class Weights:
         """The type in the file; `take` widens or narrows it."""
         return self._tensors[name].dtype
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Raises CheckpointError for a tensor that is missing."""
+        return tuple(self._found(name).shape)
+
     def take(self, name: str) -> Tensor:
         """As float32.
 
         Raises CheckpointError for a tensor that is missing, holds no values or none of a served
         type, or holds NaN or infinity.
         """
-        if name not in self._tensors:
-            raise CheckpointError(
-                f"{self.path} has no tensor {self.name_in_file(name)!r}; it does not match its "
-                f"{self.described_by.name}"
-            )
-        tensor = self._tensors[name]
+        tensor = self._found(name)
         if tensor.is_meta or tensor.layout != torch.strided:
             raise CheckpointError(
                 f"{self.path}: {self.name_in_file(name)!r} is of layout {tensor.layout} on device "
@@ -73,6 +96,14 @@ class Weights:
         tensor = tensor.float()
         check_finite(self.name_in_file(name), tensor, self.path)
         return tensor
+
+    def _found(self, name: str) -> Tensor:
+        if name not in self._tensors:
+            remedy = "" if self._described_by else ", so export it again"
+            raise CheckpointError(
+                f"{self.path} has no tensor {self.name_in_file(name)!r}; it {self.misfit}{remedy}"
+            )
+        return self._tensors[name]
 
     def supply_zero_biases(self, start: str, layers: Collection[str]) -> None:
         """Gives zeros to those of the `layers` with names from `start` on that have no bias."""
@@ -104,8 +135,8 @@ def load_strictly(module: torch.nn.Module, weights: Tensors, source: Weights) ->
     for name in [name for name in expected if name in weights]:
         if weights[name].shape != expected[name].shape:
             raise CheckpointError(
-                f"{path} does not match its {source.described_by.name}: {name} is of shape "
-                f"{tuple(weights[name].shape)}, not {tuple(expected[name].shape)}"
+                f"{path} {source.misfit}: {name} is of shape {tuple(weights[name].shape)}, not "
+                f"{tuple(expected[name].shape)}"
             )
         # Finite tensors may fold to what is not: a variance below zero has no root.
         check_finite(name, weights[name], path)

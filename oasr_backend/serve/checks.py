@@ -48,6 +48,8 @@ from oasr_backend.triton_backend.overrides import (
 REQUEST_BYTES = 16_000 * 4
 # A checkpoint folder in WeNet's layout.
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
+# And one in icefall's, where the first may be a file of training such as epoch-30.pt.
+ICEFALL_FILES = ("pretrained.pt", "tokens.txt")
 # Entry points of `checkpoints/installed.py`, which would take the time that PyTorch's import takes.
 READERS = "oasr_backend.readers"
 _MIB = 1 << 20
@@ -289,6 +291,7 @@ def check_checkpoints(
 def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
     readers = sorted(point.name for point in importlib.metadata.entry_points(group=READERS))
     remedy = "give a folder with " + ", ".join(CHECKPOINT_FILES)
+    remedy += ", or one with " + ", ".join(ICEFALL_FILES)
     if readers:
         remedy += f", or a checkpoint of an installed reader ({', '.join(readers)}),"
     remedy += " by --checkpoint"

@@ -1,7 +1,7 @@
-"""Token ids to text and back, for the units of WeNet checkpoints.
+"""Token ids to text and back, for the units of WeNet's and icefall's checkpoints.
 
-`units.txt` has one `symbol id` per line. A symbol may start with U+2581, which marks the start of a
-word. `unit_text` says what units become as text.
+`units.txt`, or `tokens.txt`, has one `symbol id` per line. A symbol may start with U+2581, which
+marks the start of a word. `unit_text` says what units become as text.
 """
 
 from __future__ import annotations
@@ -204,11 +204,13 @@ def load_tokenizer(
     *,
     silent: Collection[str] = (),
     connect_symbol: str = "",
+    left_out: re.Pattern[str] | None = None,
 ) -> UnitTokenizer:
     """Reads `units.txt`; ids must be 0..V-1, in any order. Raises CheckpointError.
 
     Text is the same with and without the SentencePiece model; `encode` segments better with it.
-    `silent` and `connect_symbol` are those of `UnitTokenizer`.
+    `silent` and `connect_symbol` are those of `UnitTokenizer`. Symbols that match `left_out` whole
+    are no units; the ids of the others must be gapless.
     """
     try:
         text = Path(units_path).read_text(encoding="utf-8-sig")
@@ -219,14 +221,16 @@ def load_tokenizer(
     # Only line feeds end a line: a symbol may be a Unicode line separator.
     lines = [line for line in text.split("\n") if line.strip("\r")]
     return UnitTokenizer(
-        _read_symbols(lines, units_path),
+        _read_symbols(lines, units_path, left_out),
         bpe_model_path=bpe_model_path,
         silent=silent,
         connect_symbol=connect_symbol,
     )
 
 
-def _read_symbols(lines: Sequence[str], units_path: str | Path) -> list[str]:
+def _read_symbols(
+    lines: Sequence[str], units_path: str | Path, left_out: re.Pattern[str] | None
+) -> list[str]:
     symbols: dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
         match = _LINE.fullmatch(line)
@@ -234,6 +238,8 @@ def _read_symbols(lines: Sequence[str], units_path: str | Path) -> list[str]:
             raise CheckpointError(
                 f"{units_path} line {number} is {line!r}; every line must be 'symbol id'"
             )
+        if left_out is not None and left_out.fullmatch(match[1]):
+            continue
         token_id = int(match[2])
         if token_id in symbols:
             raise CheckpointError(
