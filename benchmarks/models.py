@@ -127,12 +127,14 @@ def chosen_settings(chosen: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def chosen_random_model(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> RandomModel:
+def chosen_random_model(
+    parser: argparse.ArgumentParser, chosen: argparse.Namespace, family: str = "wenet"
+) -> RandomModel:
     """What was chosen; ends the program with a message for what the family does not have."""
     heads = tuple(chosen.heads.split(",")) if chosen.heads else ()
     try:
         return RandomModel(
-            chosen.family or "wenet", chosen.size or "medium", heads, chosen.vocab_size
+            chosen.family or family, chosen.size or "medium", heads, chosen.vocab_size
         )
     except ValueError as error:
         parser.error(str(error))
@@ -141,7 +143,10 @@ def chosen_random_model(parser: argparse.ArgumentParser, chosen: argparse.Namesp
 def chosen_model(
     parser: argparse.ArgumentParser, chosen: argparse.Namespace, default: Model | None = None
 ) -> Model:
-    """The checkpoint, or random weights; `default` where neither was chosen."""
+    """The checkpoint, or random weights; `default` where neither was chosen.
+
+    A size without a family is one of the default's family.
+    """
     is_random = any((chosen.family, chosen.size, chosen.heads, chosen.vocab_size))
     if chosen.checkpoint is not None:
         if is_random:
@@ -149,4 +154,5 @@ def chosen_model(
         return StoredModel(chosen.checkpoint)
     if default is not None and not is_random:
         return default
-    return chosen_random_model(parser, chosen)
+    family = default.family if isinstance(default, RandomModel) else "wenet"
+    return chosen_random_model(parser, chosen, family)

@@ -43,7 +43,7 @@ _COMPARED_CLIPS = 4
 _WARM_UP_CLIPS = 2
 
 
-def run(options: Options) -> Report:
+def run(options: Options, *, is_scripted: bool = True) -> Report:
     """Raises MissingPackageError where the package is not installed."""
     counts = STREAM_COUNTS[:2] if options.quick else STREAM_COUNTS
     engine = chosen_engine(options, num_streams=max(counts))
@@ -53,6 +53,7 @@ def run(options: Options) -> Report:
         directory,
         chunk_size=cache.chunk_size,
         left_frames=cache.chunk_size * cache.num_left_chunks,
+        is_scripted=is_scripted,
     )
     audio = utterances(quick=options.quick)
     clips = [features(engine, clip) for clip in audio]
@@ -64,6 +65,7 @@ def run(options: Options) -> Report:
     configuration = {
         "checkpoint": options.model.name,
         "package": VERSION,
+        "package_is_scripted": is_scripted,
         "threads": options.num_threads,
         "chunk_s": CHUNK_S,
         "chunk_size": cache.chunk_size,
@@ -143,6 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     add_setting_arguments(parser)
     parser.add_argument("--quick", action="store_true", help="prove that it runs")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--eager", action="store_true", help="the package without TorchScript")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--results", type=Path, default=RESULTS_DIRECTORY)
     chosen = parser.parse_args(arguments)
@@ -155,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     console = Console()
     try:
-        report = run(options)
+        report = run(options, is_scripted=not chosen.eager)
     except MissingPackageError as error:
         console.print(f"[red]{error}")
         return 2

@@ -11,11 +11,13 @@ Shapes: T feature frames, F features a frame.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
 import math
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -44,18 +46,27 @@ _OPTIONS = (
 class PackageRecogniser:
     """One stream at a time, chunk by chunk, as the package's own streaming inference does it.
 
-    The model is scripted by TorchScript, which is what that inference runs.
+    That inference runs a model which TorchScript has compiled; `is_scripted` False spares the time.
     """
 
-    def __init__(self, checkpoint: Path, *, chunk_size: int, left_frames: int) -> None:
+    def __init__(
+        self, checkpoint: Path, *, chunk_size: int, left_frames: int, is_scripted: bool = True
+    ) -> None:
         """`left_frames` of 20 ms. Raises MissingPackageError where the package is not installed."""
+        self._is_scripted = is_scripted
+        with warnings.catch_warnings():
+            # PyTorch warns of the age of parts that the package is built with.
+            warnings.simplefilter("ignore")
+            self._open(checkpoint, chunk_size, left_frames)
+
+    def _open(self, checkpoint: Path, chunk_size: int, left_frames: int) -> None:
         self._package = _import_package()
         options = json.loads((checkpoint / "train_args.json").read_text(encoding="utf-8"))
         weights = torch.load(checkpoint / "pretrained.pt", weights_only=True)["model"]
         self.has_transducer = bool(options["use_transducer"])
         self._context_size = int(options["context_size"]) if self.has_transducer else 1
         self._chunk_size = chunk_size
-        self._model = self._scripted(options, weights, chunk_size, left_frames)
+        self._model = self._build(options, weights, chunk_size, left_frames)
         # The search asks the model where it lies.
         self._model.device = torch.device("cpu")
 
@@ -91,7 +102,7 @@ class PackageRecogniser:
         else:
             search.streaming_ctc_greedy_search(self._model, encoded, lengths, [stream])
 
-    def _scripted(
+    def _build(
         self, options: dict[str, Any], weights: dict[str, Tensor], chunk_size: int, left_frames: int
     ) -> Any:
         module = self._package.model
@@ -105,6 +116,8 @@ class PackageRecogniser:
         model.load_state_dict(weights)
         model.eval()
         model.encoder = module.StreamingEncoderWrapper(model.encoder, model.encoder_embed)
+        if not self._is_scripted:
+            return model
         # Its forward pass is for training.
         type(model).forward = torch.jit.ignore(type(model).forward)
         return torch.jit.script(model)
@@ -134,17 +147,17 @@ def _vocab_size(weights: dict[str, Tensor]) -> int:
     return next(weights[name].shape[0] for name in names if name in weights)
 
 
+@functools.cache
 def _import_package() -> _Package:
     spec = importlib.util.find_spec("zipformer")
     if spec is None or spec.submodule_search_locations is None:
         raise MissingPackageError(
             f"the comparison needs the package zipformer, which is not installed; {_REMEDY}"
         )
-    if "zipformer" not in sys.modules:
-        # Without what its own __init__ imports: the command line.
-        bare = ModuleType("zipformer")
-        bare.__path__ = list(spec.submodule_search_locations)
-        sys.modules["zipformer"] = bare
+    # Without what its own __init__ imports: the command line.
+    bare = ModuleType("zipformer")
+    bare.__spec__, bare.__path__ = spec, list(spec.submodule_search_locations)
+    sys.modules["zipformer"] = bare
     with _standing_in(_UNUSED):
         return _Package()
 
