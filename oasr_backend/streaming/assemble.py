@@ -66,7 +66,9 @@ def load_engine(
     Raises ConfigError: what cannot be loaded, or cannot decode a short utterance, is not ready.
     """
     if config.search.lm_path:
-        config = config.changed(lm_path=str(Path(checkpoint_dir, config.search.lm_path)))
+        path = Path(checkpoint_dir)
+        folder = path.parent if path.is_file() else path
+        config = config.changed(lm_path=str(folder / config.search.lm_path))
     where = torch.device(device)
     with on_device(where):
         opened = open_checkpoint(checkpoint_dir)
