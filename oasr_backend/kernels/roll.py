@@ -19,7 +19,7 @@ def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axi
     `slot_axis` counts slots, or rows in `new`; `axis` counts frames, and `new` has other ones
     there than `buffer`. A slot is in `slot_ids` once, or its content is any of those given.
     """
-    if not use_kernel(buffer) or axis < slot_axis:
+    if not use_kernel(buffer) or axis < slot_axis or not buffer.is_contiguous():
         roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
         return
     from oasr_backend.kernels.roll_kernel import launch_roll_rows
