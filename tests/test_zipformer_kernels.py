@@ -13,7 +13,7 @@ from torch import Tensor
 from oasr_backend.cache.state import SlotTensor
 from oasr_backend.kernels.bias_norm import bias_norm, bypass, norm_bypass
 from oasr_backend.kernels.chunk_attention import attend_window, chunk_attention_weights
-from oasr_backend.kernels.chunk_convolution import chunk_convolution
+from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, HeadSizes
 from oasr_backend.kernels.roll import roll_rows
 from oasr_backend.kernels.swoosh import swoosh_l, swoosh_r, tanh_gate
@@ -86,6 +86,13 @@ def test_a_chunk_is_convolved_channel_by_channel(frames: int, kernel_size: int) 
                 weights.scale_TD[:, channel].tolist(),
             )
             assert mixed[row, :, channel].tolist() == pytest.approx(expected, rel=1e-11, abs=1e-11)
+
+
+def test_kernels_are_stored_taps_first_through_casts() -> None:
+    kernel = randn(3, 7)
+    stored_otherwise = taps_first(kernel).to(torch.float32)
+    assert torch.equal(stored_otherwise, kernel.float())
+    assert stored_otherwise.stride() == (1, 3)
 
 
 def test_a_norm_divides_by_the_distance_from_its_bias() -> None:

@@ -7,7 +7,7 @@ tested against the definition, on a GPU or in Triton's interpreter.
 from oasr_backend.kernels.attention import paged_rel_attention
 from oasr_backend.kernels.bias_norm import bias_norm, bypass, norm_bypass
 from oasr_backend.kernels.chunk_attention import attend_window, chunk_attention_weights
-from oasr_backend.kernels.chunk_convolution import chunk_convolution
+from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
 from oasr_backend.kernels.convolution import gated_causal_convolution
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.kernels.norm import add_layer_norm
@@ -43,4 +43,5 @@ __all__ = [
     "swoosh_l",
     "swoosh_r",
     "tanh_gate",
+    "taps_first",
 ]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
-from oasr_backend.kernels.swoosh import widened
+from oasr_backend.kernels.precision import cast, widened
 from oasr_backend.kernels.traced import constant, is_traced, static
 
 
@@ -47,7 +47,7 @@ def norm_bypass(
 
 
 def bias_norm_definition(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:
-    return _normed(x_XD, bias_D, scale).to(x_XD.dtype)
+    return cast(_normed(x_XD, bias_D, scale), x_XD.dtype)
 
 
 def bypass_definition(x0_XD: Tensor, x_XD: Tensor, scale_D: Tensor) -> Tensor:
@@ -72,4 +72,4 @@ def _normed(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:
 
 def _bypassed(x0_XD: Tensor, wide_XD: Tensor, scale_D: Tensor) -> Tensor:
     wide0_XD = widened(x0_XD)
-    return (wide0_XD + (wide_XD - wide0_XD) * widened(scale_D)).to(x0_XD.dtype)
+    return cast(wide0_XD + (wide_XD - wide0_XD) * widened(scale_D), x0_XD.dtype)

@@ -12,12 +12,11 @@ query and position, S = K + T - 1 offsets, X heads and their values together.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import HeadSizes, SlotRows
-from oasr_backend.kernels.swoosh import widened
+from oasr_backend.kernels.precision import cast, widened
 from oasr_backend.kernels.traced import is_traced, static
 
 #: The score of a cached frame that no frame of the stream has filled yet.
@@ -61,21 +60,21 @@ def chunk_attention_weights_definition(
     frames = static(qkp_BTX.shape[1])
     widths = (heads * query_dim, heads * query_dim, heads * position_dim)
     q_BTX, k_BTX, p_BTX = qkp_BTX.split(widths, dim=2)
-    k_BKX = torch.cat((key.gather().to(k_BTX.dtype), k_BTX), dim=1)
+    k_BKX = torch.cat((cast(key.gather(), k_BTX.dtype), k_BTX), dim=1)
     content_BHTK = _by_heads(q_BTX, heads) @ _by_heads(k_BKX, heads).transpose(2, 3)
-    position_HPS = position_SHP.to(p_BTX.dtype).permute(1, 2, 0)
+    position_HPS = cast(position_SHP, p_BTX.dtype).permute(1, 2, 0)
     offset_BHTS = _by_heads(p_BTX, heads) @ position_HPS
     score_BHTK = widened(content_BHTK) + widened(_shifted(offset_BHTS, frames))
-    hidden_B11K = _hidden(num_seen_B, static(k_BKX.shape[1]) - frames, frames)
+    hidden_B11K = _hidden(num_seen_B, static(k_BKX.shape[1]), frames)
     score_BHTK = score_BHTK.masked_fill(hidden_B11K, HIDDEN)
-    return score_BHTK.softmax(dim=-1).to(qkp_BTX.dtype)
+    return cast(score_BHTK.softmax(dim=-1), qkp_BTX.dtype)
 
 
 def attend_window_definition(
     weights_BHTK: Tensor, values: SlotRows, new_BTX: Tensor, gate_BTX: Tensor | None = None
 ) -> Tensor:
     heads = static(weights_BHTK.shape[1])
-    value_BKX = torch.cat((values.gather().to(new_BTX.dtype), new_BTX), dim=1)
+    value_BKX = torch.cat((cast(values.gather(), new_BTX.dtype), new_BTX), dim=1)
     if heads == 1:
         mixed_BTX = weights_BHTK[:, 0] @ value_BKX
     else:
@@ -108,8 +107,7 @@ def _shifted(offset_BHTS: Tensor, frames: int) -> Tensor:
     return folded_BHTN[..., : offsets - frames + 1]
 
 
-def _hidden(num_seen_B: Tensor, cached: int, frames: int) -> Tensor:
+def _hidden(num_seen_B: Tensor, keys: int, frames: int) -> Tensor:
     """(B, 1, 1, K): the first columns, which no frame has filled."""
-    column_L = torch.arange(cached, device=num_seen_B.device)
-    hidden_BL = column_L < cached - num_seen_B.unsqueeze(1)
-    return F.pad(hidden_BL, (0, frames)).unsqueeze(1).unsqueeze(1)
+    column_K = torch.arange(keys, dtype=num_seen_B.dtype, device=num_seen_B.device)
+    return column_K < (keys - frames - num_seen_B).reshape(-1, 1, 1, 1)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
+from oasr_backend.kernels.precision import cast
 from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, swoosh_definition
 from oasr_backend.kernels.traced import is_traced
 
@@ -36,11 +37,19 @@ def chunk_convolution(
     return launch_chunk_convolution(gate_BTE, state, weights)
 
 
+def taps_first(kernel_Dk: Tensor) -> Tensor:
+    """The same kernel, stored with its channels side by side, as a GPU reads it fastest.
+
+    The order survives `to(dtype)` and `to(device)`.
+    """
+    return kernel_Dk.t().contiguous().t()
+
+
 def chunk_convolution_definition(
     gate_BTE: Tensor, state: SlotRows, weights: ChunkConvolutionWeights
 ) -> tuple[Tensor, Tensor]:
     gated_BTD = F.glu(gate_BTE, dim=-1)
-    window_BWD = torch.cat((state.gather().to(gated_BTD.dtype), gated_BTD), dim=1)
+    window_BWD = torch.cat((cast(state.gather(), gated_BTD.dtype), gated_BTD), dim=1)
     causal_B1TD = _depthwise(window_BWD, weights.causal_Dk, weights.causal_bias_D, padding=0)
     chunk_B1TD = _depthwise(
         gated_BTD, weights.chunk_Dk, weights.chunk_bias_D, padding=weights.state_frames

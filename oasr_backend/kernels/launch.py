@@ -11,6 +11,8 @@ from typing import Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from oasr_backend.kernels.traced import is_traced
+
 P = ParamSpec("P")
 OutT = TypeVar("OutT")
 
@@ -21,8 +23,11 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def use_kernel(x: Tensor) -> bool:
-    """Whether an operation on `x` goes to its kernel rather than to its definition."""
-    return HAS_TRITON and (x.is_cuda or INTERPRETED)
+    """Whether an operation on `x` goes to its kernel rather than to its definition.
+
+    A graph that is being written down holds definitions alone.
+    """
+    return HAS_TRITON and (x.is_cuda or INTERPRETED) and not is_traced()
 
 
 def on_its_device(

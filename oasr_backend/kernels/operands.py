@@ -93,8 +93,8 @@ class HeadSizes(NamedTuple):
 class ChunkConvolutionWeights:
     """The two depthwise kernels of a chunk, and what scales the second: (T, D), by position.
 
-    The causal kernel has k // 2 + 1 taps, that of the chunk k. Transposed views of tensors that
-    were stored with the taps first are read faster.
+    The causal kernel has k // 2 + 1 taps, that of the chunk k. `taps_first` stores them as a GPU
+    reads them fastest.
     """
 
     causal_Dk: Tensor

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.precision import cast
 from oasr_backend.kernels.traced import static
 
 
@@ -30,7 +31,7 @@ def roll_rows_definition(
     buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int
 ) -> None:
     rows = rolled(buffer.index_select(slot_axis, slot_ids), new, axis)
-    buffer.index_copy_(slot_axis, slot_ids, rows.to(buffer.dtype))
+    buffer.index_copy_(slot_axis, slot_ids, cast(rows, buffer.dtype))
 
 
 def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
@@ -39,4 +40,4 @@ def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:
     if num_new >= size:
         return new.narrow(axis, num_new - size, size)
     kept = rows.narrow(axis, num_new, size - num_new)
-    return torch.cat((kept, new.to(rows.dtype)), dim=axis)
+    return torch.cat((kept, cast(new, rows.dtype)), dim=axis)

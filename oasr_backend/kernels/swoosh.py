@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.precision import cast, widened
 from oasr_backend.kernels.traced import is_traced, swoosh_traced
 
 #: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
@@ -40,7 +41,7 @@ def swoosh_definition(x: Tensor, shift: float, offset: float) -> Tensor:
     if is_traced():
         return swoosh_traced(x, shift, offset, SLOPE)
     wide = widened(x)
-    return (F.softplus(wide - shift) - (wide * SLOPE + offset)).to(x.dtype)
+    return cast(F.softplus(wide - shift) - (wide * SLOPE + offset), x.dtype)
 
 
 def tanh_gate(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
@@ -53,9 +54,4 @@ def tanh_gate(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
 
 
 def tanh_gate_definition(gate_BTD: Tensor, x_BTD: Tensor) -> Tensor:
-    return (widened(x_BTD) * torch.tanh(widened(gate_BTD))).to(x_BTD.dtype)
-
-
-def widened(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is that wide already: no node of a graph then."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+    return cast(widened(x_BTD) * torch.tanh(widened(gate_BTD)), x_BTD.dtype)
