@@ -3,9 +3,9 @@
 Letters: N = B * T frames of all rows, B rows, T new frames, D width of the stack, E = 2D, X any
 other width, F hidden, H heads, K keys, k taps.
 
-A block's output product has a bias. It is not added: what is added to the residual later sees the
-sum of the biases before it as a part of its own (`Entry.fold`), so that a product can add to the
-residual in place.
+The bias of a block's output product is not added to the residual, so that the product can be added
+in place. Every block behind it has the sum of the biases that are missing in its own entry's bias
+(`Block.fold`), and the last product of a layer has the rest in its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from oasr_backend.kernels import (
     chunk_convolution,
     swoosh_l,
     tanh_gate,
+    taps_first,
 )
 from oasr_backend.models.zipformer.config import StackConfig, StackFrames
 from oasr_backend.models.zipformer.positions import distances, encoded_distances
@@ -162,16 +163,16 @@ class Taps(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim, 1, size))
         self.bias = nn.Parameter(torch.zeros(dim))
 
-    def transposed(self) -> Tensor:
-        """(k, D)."""
-        return self.weight.detach().squeeze(1).t().contiguous()
+    def fold(self) -> Tensor:
+        """(D, k), as kernels read it."""
+        return taps_first(self.weight.detach().squeeze(1))
 
 
 class DepthwiseConvolution(nn.Module):
     """A causal kernel, and one that sees the chunk alone, scaled by the place in the chunk."""
 
-    causal_kD: Tensor
-    chunk_kD: Tensor
+    causal_Dk: Tensor
+    chunk_Dk: Tensor
     scale_TD: Tensor
 
     def __init__(self, dim: int, kernel_size: int) -> None:
@@ -179,12 +180,12 @@ class DepthwiseConvolution(nn.Module):
         self.causal_conv = Taps(dim, (kernel_size + 1) // 2)
         self.chunkwise_conv = Taps(dim, kernel_size)
         self.chunkwise_conv_scale = nn.Parameter(torch.zeros(2, dim, kernel_size))
-        for name in ("causal_kD", "chunk_kD", "scale_TD"):
+        for name in ("causal_Dk", "chunk_Dk", "scale_TD"):
             self.register_buffer(name, torch.zeros(1, dim), persistent=False)
 
     def fold(self, frames: int) -> None:
-        self.causal_kD = self.causal_conv.transposed()
-        self.chunk_kD = self.chunkwise_conv.transposed()
+        self.causal_Dk = self.causal_conv.fold()
+        self.chunk_Dk = self.chunkwise_conv.fold()
         left_kD, right_kD = self.chunkwise_conv_scale.detach().transpose(1, 2)
         reach = min(frames, left_kD.shape[0])
         scale_TD = left_kD.new_ones(frames, left_kD.shape[1])
@@ -194,11 +195,10 @@ class DepthwiseConvolution(nn.Module):
 
     @property
     def weights(self) -> ChunkConvolutionWeights:
-        # Stored with the taps first, which is how kernels read them.
         return ChunkConvolutionWeights(
-            self.causal_kD.t(),
+            self.causal_Dk,
             self.causal_conv.bias,
-            self.chunk_kD.t(),
+            self.chunk_Dk,
             self.chunkwise_conv.bias,
             self.scale_TD,
         )
