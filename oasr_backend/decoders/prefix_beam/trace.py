@@ -100,9 +100,9 @@ def pack_chunk(
 
 def stack_frames(field: tuple[torch.Tensor, ...], num_rows: int) -> torch.Tensor:
     """T frames (..., N, X) along a new first axis; rows that a frame does not move are 0."""
-    if field[-1].shape[-2] == num_rows:
-        return torch.stack(field)
-    return torch.stack([F.pad(x, (0, 0, 0, num_rows - x.shape[-2])) for x in field])
+    missing = [num_rows - x.shape[-2] for x in field]
+    padded = [F.pad(x, (0, 0, 0, n)) if n else x for x, n in zip(field, missing, strict=True)]
+    return torch.stack(padded)
 
 
 def _sources(
