@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -12,9 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from oasr_backend.cache import StreamStateSpec
-from oasr_backend.compiled import GraphFiles, SessionEncoder, compiled_encoder
-from oasr_backend.errors import ConfigError
 from oasr_backend.models import ChunkSettings
 from oasr_backend.models.zipformer import (
     StackConfig,
@@ -27,6 +21,7 @@ from tests.zipformer_helpers import (
     FloatArray,
     ZipformerStreams,
     chunks_of,
+    feats,
     golden_config,
     golden_encoder,
     golden_expected,
@@ -41,15 +36,6 @@ SETTINGS = [(name, str(one)) for name in NAMES for one in golden_expected(name)[
 #: Of float32 against icefall's float32, and of two ways to the same float32 numbers.
 GOLDEN_TOLERANCE, TOLERANCE = 1e-4, 1e-5
 CHUNKS = ChunkSettings(16, 4)
-SMALL = StackConfig(
-    num_layers=2, downsampling=1, dim=12, num_heads=2, query_head_dim=5, position_head_dim=3,
-    value_head_dim=4, feed_forward_dims=(9, 12, 15), conv_kernel_size=7,
-)  # fmt: skip
-
-
-def feats(num_frames: int, seed: int = 0) -> FloatArray:
-    generator = np.random.default_rng(seed)
-    return generator.normal(-6, 4, (num_frames, 80)).astype(np.float32)
 
 
 # Against icefall
@@ -248,126 +234,3 @@ def test_half_precision_is_near(dtype: torch.dtype) -> None:
     difference = torch.cat(parts, dim=1)[0].numpy() - expected_TD
     error = np.sqrt(np.square(difference).mean() / np.square(expected_TD).mean())
     assert error < (0.01 if dtype == torch.float16 else 0.08)
-
-
-# What it declares and refuses
-
-
-def test_what_it_keeps_is_six_states_a_stack_and_two() -> None:
-    spec = golden_config("zip_rnnt_small").under(CHUNKS)
-    assert (spec.model_dim, spec.chunk_frames, spec.subsampling_rate) == (36, 8, 4)
-    assert spec.attention is None
-    assert (spec.chunk_frames - 1) * 4 + spec.right_context_frames + 1 == 2 * 16 + 13
-    by_name = {state.name: state for state in spec.state_specs}
-    assert len(spec.state_specs) == 6 * 6 + 2
-    # The fourth stack: four layers, 8 heads of 8 and 6, at an eighth of 50 Hz.
-    assert by_name["key_3"] == StreamStateSpec("key_3", (4, 8, 64), slot_axis=1)
-    assert by_name["nonlin_3"].shape == (4, 8, 27)
-    assert by_name["value1_3"].shape == by_name["value2_3"].shape == (4, 8, 48)
-    assert by_name["conv1_3"].shape == by_name["conv2_3"].shape == (4, 7, 36)
-    assert by_name["embed"].shape[1:] == (3, 19)
-    assert by_name["processed"] == StreamStateSpec("processed", (), dtype=torch.int32)
-
-
-@pytest.mark.parametrize("chunk_size", [-1, 0, 4, 12, 20, 17])
-def test_a_chunk_that_a_stack_has_no_whole_frames_of_is_refused(chunk_size: int) -> None:
-    config = golden_config("zip_rnnt_small")
-    with pytest.raises(ConfigError, match=rf"chunk_size={chunk_size} .*multiple of 8.*8, 16, 24"):
-        config.under(ChunkSettings(chunk_size, 4))
-
-
-@pytest.mark.parametrize("left", [-1, 0])
-def test_a_left_context_without_a_length_is_refused(left: int) -> None:
-    with pytest.raises(ConfigError, match=rf"num_left_chunks={left}, .*8 for 128 frames"):
-        ZipformerEncoder(golden_config("zip_ctc_small")).set_chunks(ChunkSettings(16, left))
-
-
-def test_before_it_is_told_its_chunks_are_the_usual_or_the_least() -> None:
-    config = ZipformerConfig((SMALL,), 8, (2, 2, 2))
-    assert ZipformerEncoder(config).spec == config.under(ChunkSettings(16, 8))
-    thirds = ZipformerConfig((SMALL, replace(SMALL, downsampling=3)), 8, (2, 2, 2))
-    assert ZipformerEncoder(thirds).spec == thirds.under(ChunkSettings(6, 8))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "told"),
-    [
-        ({"conv_kernel_size": 8}, "conv_kernel_size=8 is even"),
-        ({"num_heads": 0}, "num_heads=0 is below 1"),
-        ({"downsampling": 0}, "downsampling=0 is below 1"),
-        ({"dim": 1}, "dim=1 is below 2"),
-        ({"feed_forward_dims": (4, 0, 4)}, "feed_forward_dim=0 is below 1"),
-    ],
-)
-def test_sizes_of_no_stack_are_refused(wrong: dict[str, int], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        replace(SMALL, **wrong)  # type: ignore[arg-type]
-
-
-def test_sizes_of_no_encoder_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"stacks=\(\) is empty"):
-        ZipformerConfig((), 8, (2, 2, 2))
-    with pytest.raises(ConfigError, match="pos_dim=7 is odd"):
-        ZipformerConfig((SMALL,), 7, (2, 2, 2))
-    with pytest.raises(ConfigError, match="num_mel_bins=6 is below 7"):
-        ZipformerConfig((SMALL,), 8, (2, 2, 2), num_mel_bins=6)
-
-
-# Compiled
-
-
-@pytest.fixture(name="folder", scope="module")
-def _folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
-
-
-@pytest.fixture(name="session", scope="module")
-def _session(folder: Path) -> SessionEncoder:
-    encoder = golden_encoder("zip_ctc_small", CHUNKS)
-    found = compiled_encoder(
-        encoder,
-        choice="onnx",
-        chunk_frames=encoder.spec.chunk_frames,
-        window_frames=2 * CHUNKS.chunk_size + 13,
-        num_features=80,
-        files=GraphFiles(folder),
-    )
-    assert isinstance(found, SessionEncoder)
-    return found
-
-
-def test_the_graphs_frames_are_icefalls(session: SessionEncoder) -> None:
-    expected = golden_expected("zip_ctc_small")
-    found_TD = streamed(session, expected["feats"], CHUNKS.chunk_size)
-    np.testing.assert_allclose(found_TD, expected["c16_l4.enc"], rtol=0, atol=GOLDEN_TOLERANCE)
-
-
-def test_the_graph_serves_any_rows_as_pytorch_does(session: SessionEncoder) -> None:
-    """More rows than one run takes, each stream a step behind the one before it."""
-    encoder, many = golden_encoder("zip_ctc_small", CHUNKS), 18
-    windows = list(windows_of(feats(100), CHUNKS.chunk_size))
-    both = [ZipformerStreams(session, many), ZipformerStreams(encoder, many)]
-    for step in range(many):
-        for streams in both:
-            streams.open(step)
-        slots = list(range(max(0, step - len(windows) + 1), step + 1))
-        given_to = [windows[step - slot] for slot in slots]
-        found, expected = (streams.step(slots, given_to) for streams in both)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
-    wide = list(range(many))
-    found, expected = (streams.step(wide, windows[:1] * many) for streams in both)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
-
-
-def test_the_graph_is_lean(folder: Path, session: SessionEncoder) -> None:
-    """A node costs about as much as a small sum: what a layer takes must not creep up."""
-    assert session.spec.chunk_frames == 8
-    onnx = pytest.importorskip("onnx")
-    (path,) = folder.rglob("*.onnx")
-    operators = [node.op_type for node in onnx.load(path).graph.node]
-    config = golden_config("zip_ctc_small")
-    num_layers = sum(stack.num_layers for stack in config.stacks)
-    assert "If" not in operators
-    assert operators.count("Gemm") == 17 * num_layers + 1
-    assert operators.count("Shape") == 0
-    assert len(operators) < 200 * num_layers + 50 * len(config.stacks)

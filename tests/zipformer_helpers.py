@@ -185,3 +185,9 @@ def streamed(encoder: StreamingEncoder, feats_TF: FloatArray, chunk_size: int) -
     streams.open(0)
     parts = [streams.step([0], [window_WF]) for window_WF in windows_of(feats_TF, chunk_size)]
     return torch.cat(parts, dim=1).squeeze(0).numpy()
+
+
+def feats(num_frames: int, seed: int = 0) -> FloatArray:
+    """(T, 80) that look like log-mel features."""
+    generator = np.random.default_rng(seed)
+    return generator.normal(-6, 4, (num_frames, 80)).astype(np.float32)
