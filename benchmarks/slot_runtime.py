@@ -34,12 +34,12 @@ from oasr_backend.streaming.store import StepRows
 STREAMS = 32
 #: Longer than the history of the widest cache that is usual, so that all of it has been filled.
 COMPARED_STEPS = 20
-OURS, OURS_EAGER = "slots, replayed", "slots, eager"
+OURS, OURS_EAGER = "slots", "slots, eager"
 LISTS, LISTS_GRAPH, COPIES = "lists, eager", "lists, model as a graph", "lists, copies alone"
 
 
 class SlotRuntime:
-    """Our runner on streams of one engine; on a GPU it replays graphs unless told not to."""
+    """Our runner on streams of one engine; on a GPU `step` replays a graph."""
 
     def __init__(self, engine: Engine, num_streams: int) -> None:
         self._store, self._runner = engine.store, engine.parts.runner
