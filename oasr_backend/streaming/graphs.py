@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +32,19 @@ def width_ladder(max_width: int) -> list[int]:
             widths.add(power * 3 // 2)
         power *= 2
     return sorted(widths)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Graphs of an engine that is gone, freed while another is captured, would end the capture."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class GraphRunner:
 
         Returns the bytes of device memory that the graphs keep. Raises what the device raises.
         """
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self._device), _no_collection():
             before, _ = torch.cuda.mem_get_info()
             shape = (self.widths[-1], *self._window_shape)
             self._pcm16 = torch.zeros(shape, dtype=torch.int16, device=self._device)
