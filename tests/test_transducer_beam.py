@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.context_graph import ContextGraph
 from oasr_backend.decoders.bias.hotwords import HotwordScorer
-from oasr_backend.decoders.chunk import ChunkRows
+from oasr_backend.decoders.chunk import ChunkRows, Finish
 from oasr_backend.decoders.transducer.beam.frame import best_units
 from oasr_backend.decoders.transducer.beam.search import TransducerBeamSearch
 from oasr_backend.decoders.transducer.kinds import transducer_searches
@@ -191,11 +192,14 @@ def no_waiting() -> Iterator[None]:
     if DEVICE.type != "cuda":
         yield
         return
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        # PyTorch says that the mode is a prototype, each time that it is set.
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("has_hotwords", [False, True])
@@ -207,16 +211,19 @@ def test_a_chunk_is_begun_without_a_look_at_the_device(has_hotwords: bool) -> No
     scorers = [scorer] if has_hotwords else []
     search = new_search(Transducer(config).eval(), 4, 3, scorers=scorers)
 
-    def operators(num_frames: int) -> list[str]:
+    def begin(num_frames: int) -> Finish:
         frames_NTJ = torch.zeros((3, num_frames, 40), device=DEVICE)
         num_frames_N = np.array([num_frames - 1, num_frames, num_frames])
         chunk = ChunkRows(np.arange(3), num_frames_N, np.zeros(3, dtype=np.int64))
+        return search.begin(frames_NTJ, chunk)
+
+    def operators(num_frames: int) -> list[str]:
         with no_waiting(), _Operators() as seen:
-            finish = search.begin(frames_NTJ, chunk)
+            finish = begin(num_frames)
         finish()
         return seen.names
 
-    operators(2)  # Puts the tables of the phrases on the device.
+    begin(2)()  # Puts the tables of the phrases on the device.
     short, long = operators(4), operators(8)
     assert not {"_local_scalar_dense", "item", "nonzero", "is_nonzero"} & {*short, *long}
     assert has_hotwords or (len(long) - len(short)) / 4 <= MOST_OPERATORS
