@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test check lint types unit instruction-sets live slow bench bench-peers bench-gpu chaos format clean
+.PHONY: help install demo serve test check lint types unit instruction-sets live slow bench bench-peers bench-zipformer bench-gpu chaos format clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -65,9 +65,15 @@ bench: install ## CPU benchmarks: engine, server, baseline; writes benchmarks/re
 bench-peers: install ## This machine beside sherpa-onnx, by turns; a quarter of an hour without other work
 	$(BIN)/python -m benchmarks.peers
 
+bench-zipformer: install ## A medium Zipformer on this machine's cores beside the PyPI package zipformer, by turns
+	$(BIN)/pip install --quiet --no-deps zipformer==0.1.3
+	$(BIN)/python -m benchmarks.zipformer_package --size medium --num-left-chunks 8
+
 bench-gpu: install ## The same on a GPU machine; one device step, the steady state
 	$(BIN)/python -m benchmarks.run --device cuda
 	$(BIN)/python -m benchmarks.device_step --dtype float16
+	$(BIN)/python -m benchmarks.device_step --family zipformer --num-left-chunks 8 --dtype float16
+	$(BIN)/python -m benchmarks.slot_runtime --family zipformer --num-left-chunks 8 --dtype float16
 	$(BIN)/python -m benchmarks.steady_state
 
 chaos: install ## MINUTES=10: hostile clients against a live server; fails unless nothing leaks
