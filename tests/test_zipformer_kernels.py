@@ -21,7 +21,10 @@ from tests.conftest import ROOT
 from tests.guards import GUARD_S
 from tests.reference import zipformer_kernels as reference
 
-CHECKS = ("weights", "mixing", "convolution", "norm", "activations", "roll", "half")
+CHECKS = (
+    "weights", "mixing", "convolution", "front_end", "conv_next", "norm", "activations", "roll",
+    "half",
+)  # fmt: skip
 #: Sums of a few dozen float64 products of size 10 at most.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
