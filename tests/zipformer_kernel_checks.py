@@ -132,6 +132,7 @@ def check_convolution() -> Pairs:
         (8, 7, 6),
         (2, 31, 80),
         (1, 3, 4),
+        (11, 7, 5),
         (20, 9, 5),
     ):
         half = kernel_size // 2
