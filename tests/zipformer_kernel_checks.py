@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from oasr_backend.cache.state import SlotTensor
 from oasr_backend.kernels import ChunkConvolutionWeights, HeadSizes
+from oasr_backend.kernels.average import average_frames, average_frames_definition
 from oasr_backend.kernels.bias_norm import (
     bias_norm,
     bias_norm_definition,
@@ -187,6 +188,16 @@ def check_norm() -> Pairs:
     both = norm_bypass(x0, x, bias, scale, share)
     yield both, norm_bypass_definition(x0, x, bias, scale, share)
     yield exactly(norm_bypass(x0[:1], x[:1], bias, scale, share)[0], both[0])
+    missing = randn(36)
+    both = norm_bypass(x0, x, bias, scale, share, missing)
+    yield both, norm_bypass_definition(x0, x, bias, scale, share, missing)
+    yield bypass(x0, x[:, :1], share), bypass_definition(x0, x[:, :1], share)
+
+
+def check_average() -> Pairs:
+    for rate in (2, 3):
+        x, share = randn(6, 300), randn(rate).softmax(dim=0)
+        yield average_frames(x, share), average_frames_definition(x, share)
 
 
 def check_activations() -> Pairs:

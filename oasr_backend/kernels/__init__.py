@@ -5,6 +5,7 @@ tested against the definition, on a GPU or in Triton's interpreter.
 """
 
 from oasr_backend.kernels.attention import paged_rel_attention
+from oasr_backend.kernels.average import average_frames
 from oasr_backend.kernels.bias_norm import bias_norm, bypass, norm_bypass
 from oasr_backend.kernels.chunk_attention import attend_window, chunk_attention_weights
 from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
@@ -37,6 +38,7 @@ __all__ = [
     "SlotRows",
     "add_layer_norm",
     "attend_window",
+    "average_frames",
     "best_tokens",
     "bias_norm",
     "bypass",
