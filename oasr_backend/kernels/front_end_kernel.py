@@ -99,10 +99,13 @@ def _depthwise(
     COLUMNS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = 2 * REACH + 1
-    line = tl.program_id(2)
+    BLOCKS: tl.constexpr = (C + BLOCK_C - 1) // BLOCK_C
+    PARTS: tl.constexpr = (W + COLUMNS - 1) // COLUMNS
+    # Neighbours share what they read; the other axes of a grid are too short for the lines.
+    part, block = tl.program_id(0) // BLOCKS, tl.program_id(0) % BLOCKS
+    line, first = part // PARTS, (part % PARTS) * COLUMNS - REACH
     row, time = (line // T).to(tl.int64), line % T
-    first = tl.program_id(1) * COLUMNS - REACH
-    channel_C = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    channel_C = block * BLOCK_C + tl.arange(0, BLOCK_C)
     real_C = channel_C < C
     state_ptr += tl.load(slot_ptr + row) * slot_size + channel_C * (REACH * W)
     x_ptr += row * ((T + REACH) * W * C) + channel_C
@@ -229,13 +232,14 @@ def launch_depthwise(x_BCHM: Tensor, before: SlotRows, weights: ConvNeXtWeights)
     batch, height, columns, channels = x_BHMC.shape
     frames = height - reach
     mixed_BTMC = x_BHMC.new_empty((batch, frames, columns, channels))
-    parts = triton.cdiv(columns, _COLUMNS)
-    grid = (triton.cdiv(channels, _DEPTHWISE_CHANNELS), parts, batch * frames)
+    width = triton.cdiv(columns, triton.cdiv(columns, _COLUMNS))
+    parts, blocks = triton.cdiv(columns, width), triton.cdiv(channels, _DEPTHWISE_CHANNELS)
+    grid = (batch * frames * parts * blocks,)
     _depthwise[grid](
         x_BHMC, before.buffer, before.slot_ids, weights.taps_Ck, weights.depthwise.bias,
         mixed_BTMC, before.buffer.stride(0), weights.taps_Ck.stride(0), weights.taps_Ck.stride(1),
         T=frames, W=columns, C=channels, REACH=reach,
-        COLUMNS=triton.cdiv(columns, parts), BLOCK_C=_DEPTHWISE_CHANNELS, num_warps=1,
+        COLUMNS=width, BLOCK_C=_DEPTHWISE_CHANNELS, num_warps=1,
     )  # fmt: skip
     return mixed_BTMC
 
