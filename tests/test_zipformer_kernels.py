@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oasr_backend.cache.state import SlotTensor
+from oasr_backend.kernels.average import average_frames
 from oasr_backend.kernels.bias_norm import bias_norm, bypass, norm_bypass
 from oasr_backend.kernels.chunk_attention import attend_window, chunk_attention_weights
 from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
@@ -21,7 +22,10 @@ from tests.conftest import ROOT
 from tests.guards import GUARD_S
 from tests.reference import zipformer_kernels as reference
 
-CHECKS = ("weights", "mixing", "convolution", "norm", "activations", "roll", "half")
+CHECKS = (
+    "weights", "mixing", "convolution", "front_end", "conv_next", "norm", "average", "activations",
+    "roll", "half",
+)  # fmt: skip
 #: Sums of a few dozen float64 products of size 10 at most.
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
@@ -103,6 +107,18 @@ def test_a_norm_divides_by_the_distance_from_its_bias() -> None:
     torch.testing.assert_close(bypass(x0, x, share), x0 * (1 - share) + x * share, **CLOSE)
     both = norm_bypass(x0, x, bias, scale, share)
     torch.testing.assert_close(both, x0 * (1 - share) + expected * share, **CLOSE)
+    missing = randn(7)
+    both = norm_bypass(x0, x - missing, bias, scale, share, missing)
+    torch.testing.assert_close(both, x0 * (1 - share) + expected * share, **CLOSE)
+
+
+def test_a_bypass_repeats_frames_and_an_average_joins_them() -> None:
+    x0, x, share = randn(2, 3, 7), randn(2, 1, 7), randn(7)
+    expected = torch.stack([x0[:, place] + (x[:, 0] - x0[:, place]) * share for place in range(3)])
+    torch.testing.assert_close(bypass(x0, x, share), expected.transpose(0, 1), **CLOSE)
+    parts, frames = randn(3), randn(6, 5)
+    joined = [sum(parts[i] * frames[3 * n + i] for i in range(3)) for n in range(2)]
+    torch.testing.assert_close(average_frames(frames, parts), torch.stack(joined), **CLOSE)  # type: ignore[arg-type]
 
 
 def test_activations_are_their_formulas_and_do_not_overflow() -> None:

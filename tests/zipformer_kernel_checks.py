@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from oasr_backend.cache.state import SlotTensor
 from oasr_backend.kernels import ChunkConvolutionWeights, HeadSizes
+from oasr_backend.kernels.average import average_frames, average_frames_definition
 from oasr_backend.kernels.bias_norm import (
     bias_norm,
     bias_norm_definition,
@@ -29,7 +30,19 @@ from oasr_backend.kernels.chunk_attention import (
     chunk_attention_weights,
     chunk_attention_weights_definition,
 )
-from oasr_backend.kernels.chunk_convolution import chunk_convolution, chunk_convolution_definition
+from oasr_backend.kernels.chunk_convolution import (
+    chunk_convolution,
+    chunk_convolution_definition,
+    taps_first,
+)
+from oasr_backend.kernels.front_end import (
+    ConvNeXtWeights,
+    conv_next,
+    conv_next_definition,
+    convolution_swoosh,
+    convolution_swoosh_definition,
+    inner_channels_first,
+)
 from oasr_backend.kernels.launch import use_kernel
 from oasr_backend.kernels.roll import roll_rows, roll_rows_definition
 from oasr_backend.kernels.swoosh import (
@@ -120,6 +133,7 @@ def check_convolution() -> Pairs:
         (8, 7, 6),
         (2, 31, 80),
         (1, 3, 4),
+        (11, 7, 5),
         (20, 9, 5),
     ):
         half = kernel_size // 2
@@ -134,6 +148,39 @@ def check_convolution() -> Pairs:
         yield exactly(alone[0][0], got[0][0])
 
 
+def check_front_end() -> Pairs:
+    """From one channel on, of sizes that fill no tile or more than one."""
+    x = randn(3, 1, 11, 15)
+    for convolution in (
+        nn.Conv2d(1, 9, 3, padding=(0, 1), device=DEVICE),
+        nn.Conv2d(9, 5, 3, stride=2, device=DEVICE),
+        nn.Conv2d(5, 70, 3, stride=(1, 2), device=DEVICE),
+    ):
+        taps = inner_channels_first(convolution)
+        got = convolution_swoosh(x, convolution, taps)
+        yield got, convolution_swoosh_definition(x, convolution)
+        yield exactly(convolution_swoosh(x[:1], convolution, taps)[0], got[0])
+        x = got
+
+
+def check_conv_next() -> Pairs:
+    for channels, frames, columns, reach in ((70, 4, 9, 3), (5, 2, 3, 3), (16, 5, 18, 1)):
+        size = 2 * reach + 1
+        depthwise = nn.Conv2d(
+            channels, channels, size, groups=channels, padding=(0, reach), device=DEVICE
+        )
+        weights = ConvNeXtWeights(
+            depthwise,
+            taps_first(depthwise.weight.flatten(1)),
+            nn.Conv2d(channels, 3 * channels, 1, device=DEVICE),
+            nn.Conv2d(3 * channels, channels, 1, device=DEVICE),
+        )
+        x, before = randn(3, channels, frames + reach, columns), stored(channels, reach, columns)
+        got = conv_next(x, before, weights)
+        yield got, conv_next_definition(x, before.gather(), weights)
+        yield exactly(conv_next(x[:1], first_row(before), weights)[0], got[0])
+
+
 def check_norm() -> Pairs:
     x0, x, bias, scale, share = randn(3, 5, 36), randn(3, 5, 36), randn(36), randn(1)[0], randn(36)
     yield bias_norm(x, bias, scale), bias_norm_definition(x, bias, scale)
@@ -141,6 +188,16 @@ def check_norm() -> Pairs:
     both = norm_bypass(x0, x, bias, scale, share)
     yield both, norm_bypass_definition(x0, x, bias, scale, share)
     yield exactly(norm_bypass(x0[:1], x[:1], bias, scale, share)[0], both[0])
+    missing = randn(36)
+    both = norm_bypass(x0, x, bias, scale, share, missing)
+    yield both, norm_bypass_definition(x0, x, bias, scale, share, missing)
+    yield bypass(x0, x[:, :1], share), bypass_definition(x0, x[:, :1], share)
+
+
+def check_average() -> Pairs:
+    for rate in (2, 3):
+        x, share = randn(6, 300), randn(rate).softmax(dim=0)
+        yield average_frames(x, share), average_frames_definition(x, share)
 
 
 def check_activations() -> Pairs:

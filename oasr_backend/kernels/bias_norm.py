@@ -27,7 +27,7 @@ def bias_norm(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:
 
 
 def bypass(x0_XD: Tensor, x_XD: Tensor, scale_D: Tensor) -> Tensor:
-    """x0 + (x - x0) * scale, in `x0`'s dtype."""
+    """x0 + (x - x0) * scale, in `x0`'s dtype. (N, 1, D) of `x` goes with (N, s, D) of `x0`."""
     if not use_kernel(x0_XD):
         return bypass_definition(x0_XD, x_XD, scale_D)
     from oasr_backend.kernels.bias_norm_kernel import launch_bypass
@@ -36,14 +36,19 @@ def bypass(x0_XD: Tensor, x_XD: Tensor, scale_D: Tensor) -> Tensor:
 
 
 def norm_bypass(
-    x0_XD: Tensor, x_XD: Tensor, bias_D: Tensor, scale: Tensor, bypass_D: Tensor
+    x0_XD: Tensor,
+    x_XD: Tensor,
+    bias_D: Tensor,
+    scale: Tensor,
+    bypass_D: Tensor,
+    missing_D: Tensor | None = None,
 ) -> Tensor:
-    """bypass(x0, bias_norm(x)) in one pass, in `x0`'s dtype."""
+    """bypass(x0, bias_norm(x + missing)) in one pass, in `x0`'s dtype."""
     if not use_kernel(x0_XD):
-        return norm_bypass_definition(x0_XD, x_XD, bias_D, scale, bypass_D)
+        return norm_bypass_definition(x0_XD, x_XD, bias_D, scale, bypass_D, missing_D)
     from oasr_backend.kernels.bias_norm_kernel import launch_norm_bypass
 
-    return launch_norm_bypass(x0_XD, x_XD, bias_D, scale, bypass_D)
+    return launch_norm_bypass(x0_XD, x_XD, bias_D, scale, bypass_D, missing_D)
 
 
 def bias_norm_definition(x_XD: Tensor, bias_D: Tensor, scale: Tensor) -> Tensor:
@@ -55,8 +60,15 @@ def bypass_definition(x0_XD: Tensor, x_XD: Tensor, scale_D: Tensor) -> Tensor:
 
 
 def norm_bypass_definition(
-    x0_XD: Tensor, x_XD: Tensor, bias_D: Tensor, scale: Tensor, bypass_D: Tensor
+    x0_XD: Tensor,
+    x_XD: Tensor,
+    bias_D: Tensor,
+    scale: Tensor,
+    bypass_D: Tensor,
+    missing_D: Tensor | None = None,
 ) -> Tensor:
+    if missing_D is not None:
+        x_XD = widened(x_XD) + widened(missing_D)
     return _bypassed(x0_XD, _normed(x_XD, bias_D, scale), bypass_D)
 
 

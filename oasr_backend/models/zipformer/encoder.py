@@ -57,7 +57,7 @@ class ZipformerEncoder(StreamingEncoder):
 
     def tabulate_positions(self, num_positions: int) -> None:  # noqa: ARG002 - none is absolute
         """Makes constants of what follows from weights and chunks: distances, scales, biases."""
-        self.encoder_embed.out_norm.fold()
+        self.encoder_embed.fold()
         self.downsample_output.fold()
         for stack in self._stacks:
             stack.fold(self.config.frames_of(stack.config, self._chunks))

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from oasr_backend.kernels import SlotRows, bypass, norm_bypass
-from oasr_backend.kernels.traced import is_traced, static
+from oasr_backend.kernels import SlotRows, average_frames, bypass, norm_bypass
+from oasr_backend.kernels.traced import is_traced
 from oasr_backend.models.zipformer.config import StackConfig, StackFrames
 from oasr_backend.models.zipformer.parts import (
     AttentionWeights,
@@ -111,11 +110,9 @@ class ZipformerLayer(nn.Module):
         x_ND = _added(x_ND, change_NX, self.self_attn2)
         change_NX, conv2 = self.conv_module2(x_ND, states.conv2, frames)
         x_ND = _added(x_ND, change_NX, self.conv_module2)
-        last_ND = F.linear(
-            self.feed_forward3(x_ND), self.feed_forward3.out_proj.weight, self.last_bias
-        )
-        x_ND = x_ND + last_ND
-        x_ND = norm_bypass(x0_ND, x_ND, self.norm.bias, self.norm.scale, self.bypass.bypass_scale)
+        x_ND = _added(x_ND, self.feed_forward3(x_ND), self.feed_forward3)
+        norm, kept_D = self.norm, self.bypass.bypass_scale
+        x_ND = norm_bypass(x0_ND, x_ND, norm.bias, norm.scale, kept_D, self.last_bias)
         return x_ND, LayerFrames(key, nonlin, value1, value2, conv1, conv2)
 
 
@@ -142,9 +139,7 @@ class Downsample(nn.Module):
 
     def forward(self, x_MD: Tensor) -> Tensor:
         """(M, D) to (N, D)."""
-        width = static(x_MD.shape[1])
-        x_NsD = x_MD.view(-1, self.bias.shape[0], width)
-        return torch.matmul(self.share_s.view(1, 1, -1), x_NsD).view(-1, width)
+        return average_frames(x_MD, self.share_s)
 
 
 class ZipformerStack(nn.Module):
@@ -178,8 +173,5 @@ class ZipformerStack(nn.Module):
         if self.out_combiner is None:
             return x_ND, newest
         x0_NsD = x0_MD.view(-1, self.config.downsampling, self.config.dim)
-        x_NsD = x_ND.unsqueeze(1)
-        if not is_traced():
-            x_NsD = x_NsD.expand_as(x0_NsD)
-        x_NsD = bypass(x0_NsD, x_NsD, self.out_combiner.bypass_scale)
+        x_NsD = bypass(x0_NsD, x_ND.unsqueeze(1), self.out_combiner.bypass_scale)
         return x_NsD.view(-1, self.config.dim), newest
