@@ -282,6 +282,45 @@ def test_several_states_of_several_types_are_compiled(tmp_path: Path) -> None:
     assert_served_alike(prepared(TwoStates()), tmp_path, num_features=3)
 
 
+class Windows(StreamingEncoder):
+    """Sums of sliding windows, one of them by layers; each takes `num_new` frames a step."""
+
+    def __init__(self, num_new: int) -> None:
+        super().__init__()
+        self.num_new = num_new
+
+    @property
+    def spec(self):  # type: ignore[no-untyped-def]
+        from oasr_backend.cache import StreamStateSpec
+        from oasr_backend.models import EncoderSpec
+
+        return EncoderSpec(
+            model_dim=3, subsampling_rate=1, right_context_frames=0,
+            state_specs=(
+                StreamStateSpec("flat", (3, 4)),
+                StreamStateSpec("deep", (2, 4, 3), slot_axis=1),
+                StreamStateSpec("kept", (2, 4, 3), slot_axis=1),
+            ),
+        )  # fmt: skip
+
+    def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
+        flat, deep, kept = (caches.states[spec.name] for spec in self.spec.state_specs)
+        new_BnF = torch.cat((features_BWF, features_BWF * 0.5), dim=1)[:, : self.num_new]
+        stored_BF = deep.layer(0).gather().sum(1) + flat.gather().sum(2)
+        flat.roll_in(new_BnF.transpose(1, 2), axis=2)
+        deep.roll_in(torch.stack((new_BnF, new_BnF * 2)), axis=2)
+        # What was handed over is read, and what was stored by layers.
+        stored_BF = stored_BF + deep.gather()[1].sum(1) - deep.layer(1).gather().sum(1)
+        kept.roll_in(torch.stack((new_BnF[:, :1], new_BnF[:, :1])), axis=2)
+        kept.scatter((kept.gather() + deep.gather()) * 0.5)
+        return features_BWF + 0.1 * (stored_BF + kept.gather()[0].sum(1)).unsqueeze(1)
+
+
+@pytest.mark.parametrize("num_new", [1, 3, 4, 6])
+def test_sliding_windows_are_compiled(num_new: int, tmp_path: Path) -> None:
+    assert_served_alike(prepared(Windows(num_new)), tmp_path, num_features=3)
+
+
 def test_the_compiled_encoder_holds_no_weights(session: SessionEncoder) -> None:
     assert not list(session.parameters())
     assert not list(session.buffers())

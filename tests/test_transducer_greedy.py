@@ -270,6 +270,34 @@ def test_half_precision_keeps_whole_contexts(dtype: torch.dtype) -> None:
     assert states.buffer_of("transducer_context").dtype == torch.int64
 
 
+@pytest.mark.parametrize("context_size", [1, 2, 3])
+def test_a_device_hears_what_the_host_hears(context_size: int) -> None:
+    """With frames that are none behind a row's end, as windows have them."""
+    head, (encoded_STD, expected) = (
+        GreedyTransducerHead(small(context_size)),
+        frames_of(context_size),
+    )
+    encoded_STD = encoded_STD.clone()
+    encoded_STD[1, 5:] = torch.nan
+    context_SC = head.start_C.expand(NUM_STREAMS, -1)
+    (host_ST2, host_contexts), (device_ST2, device_contexts) = (
+        search(encoded_STD, context_SC) for search in (head._search_on_host, head._search_on_device)
+    )
+    assert host_ST2.dtype == device_ST2.dtype == torch.int32
+    for row, one in enumerate(expected):
+        frames = 5 if row == 1 else STREAM_FRAMES
+        assert torch.equal(host_ST2[row, :frames, 0], device_ST2[row, :frames, 0])
+        assert torch.equal(host_contexts[: frames + 1, row], device_contexts[: frames + 1, row])
+        host_T, device_T = (
+            two_ST2[row, :frames, 1].contiguous().view(torch.float32)
+            for two_ST2 in (host_ST2, device_ST2)
+        )
+        torch.testing.assert_close(host_T, device_T, rtol=0, atol=CLOSE)
+        units_T = device_ST2[row, :frames, 0]
+        tokens = units_T[units_T != SMALL.blank_id].tolist()
+        assert tokens == one.tokens[: len(tokens)]
+
+
 def test_a_step_waits_for_no_value() -> None:
     """Tensors without values refuse to be looked at, as those of a captured step would."""
     head = GreedyTransducerHead(Transducer(SMALL).eval().requires_grad_(False)).to("meta")

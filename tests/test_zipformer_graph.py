@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from oasr_backend.compiled import GraphFiles, SessionEncoder, compiled_encoder
+from oasr_backend.compiled.session import open_session
+from oasr_backend.compiled.state_outputs import told_rolled
 from oasr_backend.models import ChunkSettings
 from tests.zipformer_helpers import (
     ZipformerStreams,
@@ -78,3 +80,21 @@ def test_the_graph_is_lean(folder: Path, session: SessionEncoder) -> None:
     assert operators.count("Gemm") == 17 * num_layers + 1
     assert operators.count("Shape") == 0
     assert len(operators) < 200 * num_layers + 50 * len(config.stacks)
+
+
+def test_the_graph_gives_the_newest_frames_of_windows_and_reads_them_where_they_lie(
+    folder: Path, session: SessionEncoder
+) -> None:
+    """As a kept graph tells without its encoder."""
+    (path,) = folder.rglob("*.onnx")
+    opened = open_session(path)
+    read, rolled = {tensor.name for tensor in opened.get_inputs()}, told_rolled(opened)
+    config = golden_config("zip_ctc_small")
+    for state in session.spec.state_specs:
+        _, _, number = state.name.partition("_")
+        frames = CHUNKS.chunk_size // config.stacks[int(number)].downsampling if number else 0
+        assert rolled.get(state.name) == ((2, frames) if 0 < frames < state.shape[1] else None)
+        if number:
+            layers = range(state.shape[0])
+            assert {f"layer_{layer}_of_state_{state.name}" for layer in layers} <= read
+            assert f"state_{state.name}" not in read, "all slots, where a layer's are enough"

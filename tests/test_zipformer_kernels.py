@@ -16,7 +16,7 @@ from oasr_backend.kernels.bias_norm import bias_norm, bypass, norm_bypass
 from oasr_backend.kernels.chunk_attention import attend_window, chunk_attention_weights
 from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, HeadSizes
-from oasr_backend.kernels.roll import roll_rows
+from oasr_backend.kernels.roll import roll_rows, roll_rows_definition
 from oasr_backend.kernels.swoosh import swoosh_l, swoosh_r, tanh_gate
 from tests.conftest import ROOT
 from tests.guards import GUARD_S
@@ -142,6 +142,24 @@ def test_windows_move_on_where_they_are_stored(num_new: int) -> None:
             window = torch.cat((before[layer, slot], new[layer, row]))
             assert torch.equal(buffer[layer, slot], window[-4:])
     assert torch.equal(buffer[:, [1, 2, 4]], before[:, [1, 2, 4]])
+
+
+@pytest.mark.parametrize(
+    ("shape", "slot_axis", "axis"),
+    [((7, 4, 6), 0, 1), ((7, 2, 4, 3), 0, 2), ((2, 7, 3, 4), 1, 3), ((7, 4, 0), 0, 1)],
+)
+@pytest.mark.parametrize("num_new", [0, 1, 4, 6])
+def test_windows_of_any_layout_and_type_move_on_as_by_copies(
+    shape: tuple[int, ...], slot_axis: int, axis: int, num_new: int
+) -> None:
+    slots, sizes = torch.tensor([4, 0, 6]), list(shape)
+    sizes[slot_axis], sizes[axis] = len(slots), num_new
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        buffer, new = (10 * randn(*shape)).to(dtype), (10 * randn(*sizes)).to(dtype)
+        expected = buffer.clone()
+        roll_rows(buffer, slots, new, slot_axis, axis)
+        roll_rows_definition(expected, slots, new, slot_axis, axis)
+        assert torch.equal(buffer, expected)
 
 
 @pytest.fixture(scope="module")

@@ -140,10 +140,9 @@ def _tried(
     encoder: StreamingEncoder, path: Path, kind: str, shape: StepShape, steps: Steps
 ) -> SessionEncoder:
     """Raises _NotCompiledError for a file that cannot be run, or that computes something else."""
-    spec = encoder.spec
     try:
-        session = open_session(path)
-        error = relative_error(SessionEncoder(session, spec, shape), encoder, shape, steps)
+        compiled = SessionEncoder(open_session(path), encoder.spec, shape)
+        error = relative_error(compiled, encoder, shape, steps)
     except Exception as failure:
         logger.debug("event=encoder_not_run", exc_info=failure)
         raise _NotCompiledError(f"its graph does not run: {_line(failure)}") from failure
@@ -151,7 +150,7 @@ def _tried(
         raise _NotCompiledError(
             f"its frames differ from PyTorch's by {error:.2g}, more than {MOST_ERROR[kind]:g}"
         )
-    return SessionEncoder(session, spec, shape)
+    return compiled
 
 
 def _line(error: Exception) -> str:

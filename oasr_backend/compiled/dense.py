@@ -6,13 +6,17 @@ N K/V heads, C head dimension.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from oasr_backend.cache.state import SlotTensor
+from oasr_backend.compiled.state_outputs import Rolled
 from oasr_backend.errors import StreamStateError
 from oasr_backend.kernels.roll import rolled
+from oasr_backend.kernels.traced import static
 
 
 @dataclass(frozen=True)
@@ -66,20 +70,47 @@ class DenseKv:
 
 
 class DenseState:
-    """Rows of one declared state. What is scattered is the graph's output."""
+    """Rows `slot_ids` (B,) of one declared state, read where they are stored.
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
+    `buffer` holds all slots and layers, `layers` the same by layer, slots first, where axis 0
+    counts layers. What is handed over is the graph's output.
+    """
+
+    def __init__(
+        self, buffer: Tensor, layers: Sequence[Tensor], slot_ids: Tensor, slot_axis: int
+    ) -> None:
+        self._stored = SlotTensor(buffer, slot_ids, slot_axis)
+        self._layers = layers
+        self._new: Tensor | None = None
+        # The axis of the frames where what was handed over are a window's newest ones.
+        self._axis: int | None = None
 
     def gather(self) -> Tensor:
-        return self._rows
+        if self._new is None:
+            return self._stored.gather()
+        if self._axis is None:
+            return self._new
+        return rolled(self._stored.gather(), self._new, self._axis)
 
     def scatter(self, new: Tensor) -> None:
-        self._rows = new
+        self._new, self._axis = new, None
 
     def roll_in(self, new: Tensor, *, axis: int) -> None:
-        self._rows = rolled(self._rows, new, axis)
+        self._new, self._axis = new, axis
 
-    def layer(self, number: int) -> DenseState:
-        """One layer's rows, where axis 0 counts layers."""
-        return DenseState(self._rows[number])
+    @property
+    def rolled(self) -> Rolled | None:
+        """Where `output` is the newest frames of a window, which holds more."""
+        if self._new is None or self._axis is None:
+            return None
+        frames = static(self._new.shape[self._axis])
+        window = static(self._stored.buffer.shape[self._axis])
+        return Rolled(self._axis, frames) if frames < window else None
+
+    @property
+    def output(self) -> Tensor:
+        return self.gather() if self._new is None or self.rolled is None else self._new
+
+    def layer(self, number: int) -> SlotTensor:
+        """One layer's rows as they are stored, where axis 0 counts layers and 1 slots."""
+        return SlotTensor(self._layers[number], self._stored.slot_ids)

@@ -24,14 +24,17 @@ from oasr_backend.compiled.exporter import (
     FIRST_POSITION,
     NUM_NEW,
     READ_INDEX,
+    SLOTS,
     VALID,
     StepShape,
+    layer_names,
     new_kv_names,
     next_state_name,
     pool_names,
     state_name,
 )
 from oasr_backend.compiled.session import NOTHING, Array, GraphRuns, Lasting
+from oasr_backend.compiled.state_outputs import StateOutput, told_rolled
 from oasr_backend.errors import StreamStateError
 from oasr_backend.models.base import EncoderCaches, EncoderSpec, StreamingEncoder
 
@@ -48,16 +51,19 @@ class SessionEncoder(StreamingEncoder):
     def __init__(self, session: Any, spec: EncoderSpec, shape: StepShape) -> None:
         super().__init__()
         self._runs, self._spec, self._shape = GraphRuns(session), spec, shape
-        self._pool_names = pool_names(spec.attention)
-        self._pool: _PoolArrays | None = None
+        self._stored: _StoredArrays | None = None
         self._new = _NewFrames(new_kv_names(spec.attention))
+        rolled = told_rolled(session)
+        self._outputs = [
+            StateOutput.of(state, rolled.get(state.name)) for state in spec.state_specs
+        ]
 
     @property
     def spec(self) -> EncoderSpec:
         return self._spec
 
     def forward_chunk(self, features_BWF: Tensor, caches: EncoderCaches) -> Tensor:
-        """(B, W, F) to (B, T, D); K/V are written to the pool and states are scattered."""
+        """(B, W, F) to (B, T, D); K/V are written to the pool and states are handed over."""
         num_rows = features_BWF.shape[0]
         encoded_BTD = torch.empty((num_rows, self._shape.chunk_frames, self._spec.model_dim))
         step = self._step_of(features_BWF, caches)
@@ -65,10 +71,8 @@ class SessionEncoder(StreamingEncoder):
             self._run(step, slice(first, first + _MOST_ROWS), encoded_BTD.numpy())
             for first in range(0, num_rows, _MOST_ROWS)
         ]
-        for spec in self._spec.state_specs:
-            parts = [torch.from_numpy(part[spec.name]) for part in following]
-            rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=spec.slot_axis)
-            caches.states[spec.name].scatter(rows)
+        for output, *parts in zip(self._outputs, *following, strict=True):
+            output.hand_over(parts, caches.states[output.state.name])
         return encoded_BTD
 
     def _step_of(self, features_BWF: Tensor, caches: EncoderCaches) -> _Step:
@@ -78,7 +82,7 @@ class SessionEncoder(StreamingEncoder):
             FIRST_POSITION: caches.first_key_position_B.numpy(),
         }
         if self._spec.attention is None:
-            return _Step(inputs, self._states_of(caches), None, None)
+            return _Step(inputs | self._slots_of(caches), None, self._stored_of(None, caches))
         kv = caches.kv
         if not isinstance(kv, StepCaches):
             raise StreamStateError(
@@ -89,59 +93,73 @@ class SessionEncoder(StreamingEncoder):
         # Counted from the first column, which a young row's history does not reach back to.
         inputs[FIRST_POSITION] = inputs[FIRST_POSITION] + index.history_B - index.read_BH.shape[1]
         inputs[READ_INDEX], inputs[VALID] = index.read_BH, index.valid_BK
-        return _Step(inputs, self._states_of(caches), index.write_BT, self._pool_of(kv.pool))
+        inputs |= self._slots_of(caches)
+        return _Step(inputs, index.write_BT, self._stored_of(kv.pool, caches))
 
-    def _states_of(self, caches: EncoderCaches) -> dict[str, Array]:
-        """Those of the encoder; heads have theirs in the same caches."""
-        names = [spec.name for spec in self._spec.state_specs]
-        return {name: caches.states[name].gather().numpy() for name in names}
+    def _slots_of(self, caches: EncoderCaches) -> dict[str, Array]:
+        """The rows of every state, which all lie in the same slots."""
+        states = self._spec.state_specs
+        return {SLOTS: caches.states[states[0].name].slot_ids.numpy()} if states else {}
 
-    def _run(self, step: _Step, rows: slice, encoded_BTD: Array) -> dict[str, Array]:
-        """Runs some of the step's rows; returns their next states by name."""
+    def _run(self, step: _Step, rows: slice, encoded_BTD: Array) -> list[Array]:
+        """Runs some of the step's rows; returns what it gives of each state."""
         inputs = {name: array[rows] for name, array in step.inputs.items()}
         outputs = {ENCODED: encoded_BTD[rows]}
-        following = {}
-        for spec in self._spec.state_specs:
-            before = step.states[spec.name][(slice(None),) * spec.slot_axis + (rows,)]
-            inputs[state_name(spec.name)] = np.ascontiguousarray(before)
-            following[spec.name] = np.empty(before.shape, before.dtype)
-            outputs[next_state_name(spec.name)] = following[spec.name]
-        if step.pool is None or step.write_BT is None:
-            self._runs.run(inputs, outputs)
+        following = [output.empty(len(outputs[ENCODED])) for output in self._outputs]
+        for output, array in zip(self._outputs, following, strict=True):
+            outputs[next_state_name(output.state.name)] = array
+        stored = step.stored
+        if step.write_BT is None:
+            self._runs.run(inputs, outputs, lasting_inputs=stored.inputs)
             return following
-        write_BT, pool = step.write_BT[rows], step.pool
-        new = self._new.of_shape((*write_BT.shape, *pool.frame_shape))
-        self._runs.run(inputs, outputs, lasting_inputs=pool.inputs, lasting_outputs=new.outputs)
-        pool.frames_XPE[:, write_BT] = new.frames_XBTE
+        write_BT = step.write_BT[rows]
+        new = self._new.of_shape((*write_BT.shape, *stored.frame_shape))
+        self._runs.run(inputs, outputs, lasting_inputs=stored.inputs, lasting_outputs=new.outputs)
+        stored.frames_XPE[:, write_BT] = new.frames_XBTE
         return following
 
-    def _pool_of(self, pool: BlockPool) -> _PoolArrays:
-        """The arrays of the pool that is served, made at its first step."""
-        arrays = self._pool
-        if arrays is None or arrays.pool is not pool:
-            arrays = self._pool = _PoolArrays(pool, self._pool_names)
-        return arrays
+    def _stored_of(self, pool: BlockPool | None, caches: EncoderCaches) -> _StoredArrays:
+        """The memory that is served, as arrays that are made at its first step."""
+        buffers = [caches.states[state.name].buffer for state in self._spec.state_specs]
+        stored = self._stored
+        if stored is None or not stored.are_of(pool, buffers):
+            stored = self._stored = _StoredArrays(self._spec, pool, buffers)
+        return stored
 
 
-class _PoolArrays:
-    """The pool's memory: (2 L, P, E) to write to, and the graph's input of each of the 2 L."""
+class _StoredArrays:
+    """The pool's and the states' memory, which a run reads where it lies.
 
-    def __init__(self, pool: BlockPool, names: Sequence[str]) -> None:
-        self.pool = pool
-        self.frame_shape = (pool.config.n_kv_head, pool.config.head_dim)
-        self.frames_XPE: Array = pool.kv_frames().flatten(0, 1).numpy()
-        layers = self.frames_XPE.reshape(*self.frames_XPE.shape[:2], *self.frame_shape)
-        self.inputs = Lasting(dict(zip(names, layers, strict=True)))
+    `frames_XPE`, (2 L, P, E), is the pool's to write to.
+    """
+
+    def __init__(
+        self, spec: EncoderSpec, pool: BlockPool | None, buffers: Sequence[Tensor]
+    ) -> None:
+        self._pool, self._buffers = pool, buffers
+        arrays: dict[str, Array] = {}
+        for state, buffer in zip(spec.state_specs, buffers, strict=True):
+            arrays[state_name(state.name)] = whole = buffer.numpy()
+            arrays |= zip(layer_names(state), whole, strict=False)
+        if pool is not None:
+            self.frame_shape = (pool.config.n_kv_head, pool.config.head_dim)
+            self.frames_XPE: Array = pool.kv_frames().flatten(0, 1).numpy()
+            layers = self.frames_XPE.reshape(*self.frames_XPE.shape[:2], *self.frame_shape)
+            arrays |= zip(pool_names(spec.attention), layers, strict=True)
+        self.inputs = Lasting(arrays)
+
+    def are_of(self, pool: BlockPool | None, buffers: Sequence[Tensor]) -> bool:
+        same = all(one is other for one, other in zip(self._buffers, buffers, strict=True))
+        return same and self._pool is pool
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Arrays of all rows of a step: rows first, but for the states, which have their own axis."""
+    """Arrays of all rows of a step, rows first, and the memory beside them."""
 
     inputs: dict[str, Array]
-    states: dict[str, Array]
     write_BT: Array | None
-    pool: _PoolArrays | None
+    stored: _StoredArrays
 
 
 class _NewFrames(threading.local):

@@ -1,7 +1,7 @@
 """An encoder's step as an ONNX graph.
 
 Shapes: B rows, W feature frames of a window, F features a frame, H history frames, T new frames,
-K = H + T, P frames of the whole pool.
+K = H + T, P frames of the whole pool, S slots of the states.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from oasr_backend.cache.state_spec import StreamStateSpec
 from oasr_backend.compiled.dense import DenseKv, DenseLayout, DenseState
+from oasr_backend.compiled.state_outputs import Rolled, tell_rolled
 from oasr_backend.models.base import AttentionSpec, EncoderCaches, EncoderSpec, StreamingEncoder
 
 OPSET = 17
-_ROWS, _HISTORY, _POOL = 2, 3, 64
+_ROWS, _HISTORY, _POOL, _SLOTS = 2, 3, 64, 4
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ NUM_NEW = "num_new"
 FIRST_POSITION = "first_position"
 READ_INDEX = "read_index"
 VALID = "valid"
+SLOTS = "slots"
 ENCODED = "encoded"
 
 
@@ -74,16 +76,26 @@ def state_name(name: str) -> str:
     return f"state_{name}"
 
 
+def layer_names(state: StreamStateSpec) -> list[str]:
+    """A state whose axis 0 counts layers, layer by layer; none where slots are not next to it."""
+    layers = range(state.shape[0] if state.slot_axis == 1 else 0)
+    return [f"layer_{layer}_of_{state_name(state.name)}" for layer in layers]
+
+
 def next_state_name(name: str) -> str:
     return f"next_state_{name}"
 
 
 def graph_inputs(spec: EncoderSpec, shape: StepShape) -> list[TensorName]:
-    """Every input, in the order of the graph."""
+    """Every input that an encoder may read, in the order of the graph.
+
+    Pools and states are whole, and each state also lies there layer by layer.
+    """
     inputs = [
         TensorName(FEATURES, (_ROWS, shape.window_frames, shape.num_features)),
         TensorName(NUM_NEW, (_ROWS,), torch.int64),
         TensorName(FIRST_POSITION, (_ROWS,), torch.int64),
+        TensorName(SLOTS, (_ROWS,), torch.int64),
     ]
     if spec.attention is not None:
         columns = _HISTORY + shape.chunk_frames
@@ -96,16 +108,14 @@ def graph_inputs(spec: EncoderSpec, shape: StepShape) -> list[TensorName]:
             TensorName(name, (_POOL, *frame), free=((0, "P"),))
             for name in pool_names(spec.attention)
         ]
-    return inputs + [_state_input(state) for state in spec.state_specs]
+    return inputs + [tensor for state in spec.state_specs for tensor in _state_inputs(state)]
 
 
-def _state_input(state: StreamStateSpec) -> TensorName:
-    return TensorName(
-        state_name(state.name),
-        state.buffer_shape(_ROWS),
-        state.dtype or torch.float32,
-        ((state.slot_axis, "B"),),
-    )
+def _state_inputs(state: StreamStateSpec) -> Iterator[TensorName]:
+    dtype, shape = state.dtype or torch.float32, state.buffer_shape(_SLOTS)
+    yield TensorName(state_name(state.name), shape, dtype, ((state.slot_axis, "S"),))
+    for name in layer_names(state):
+        yield TensorName(name, shape[1:], dtype, ((0, "S"),))
 
 
 def graph_outputs(spec: EncoderSpec) -> dict[str, int]:
@@ -122,11 +132,13 @@ class _DenseStep(nn.Module):
         self.encoder = encoder
         self._spec = encoder.spec
         self._names = [tensor.name for tensor in graph_inputs(self._spec, shape)]
+        #: What a run handed over as the newest frames of windows, by state.
+        self.rolled: dict[str, Rolled] = {}
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self._names, inputs, strict=True))
         kv = self._kv(given)
-        states = {s.name: DenseState(given[state_name(s.name)]) for s in self._spec.state_specs}
+        states = {state.name: _dense_state(state, given) for state in self._spec.state_specs}
         caches = EncoderCaches(
             kv=cast(Any, kv),
             first_key_position_B=given[FIRST_POSITION],
@@ -134,8 +146,9 @@ class _DenseStep(nn.Module):
             states=cast(Any, states),
         )
         encoded_BTD = self.encoder.forward_chunk(given[FEATURES], caches)
+        self.rolled = {name: state.rolled for name, state in states.items() if state.rolled}
         new = [layer.new[of_v] for of_v in (0, 1) for layer in kv]
-        return (encoded_BTD, *new, *(state.gather() for state in states.values()))
+        return (encoded_BTD, *new, *(state.output for state in states.values()))
 
     def _kv(self, given: dict[str, Tensor]) -> list[DenseKv]:
         if self._spec.attention is None:
@@ -145,6 +158,11 @@ class _DenseStep(nn.Module):
         layers = len(pools) // 2
         pairs = zip(pools[:layers], pools[layers:], strict=True)
         return [DenseKv(k_FNC, v_FNC, layout) for k_FNC, v_FNC in pairs]
+
+
+def _dense_state(state: StreamStateSpec, given: dict[str, Tensor]) -> DenseState:
+    layers = [given[name] for name in layer_names(state)]
+    return DenseState(given[state_name(state.name)], layers, given[SLOTS], state.slot_axis)
 
 
 def write_graph(encoder: StreamingEncoder, shape: StepShape, path: Path) -> None:
@@ -158,9 +176,10 @@ def write_graph(encoder: StreamingEncoder, shape: StepShape, path: Path) -> None
     outputs = graph_outputs(encoder.spec)
     free = {tensor.name: dict(tensor.free) for tensor in inputs}
     free |= {name: {axis: "B"} for name, axis in outputs.items()}
+    step = _DenseStep(encoder, shape).eval()
     with torch.no_grad(), _quiet_exporter():
         torch.onnx.export(
-            _DenseStep(encoder, shape).eval(),
+            step,
             tuple(examples),
             str(path),
             input_names=[tensor.name for tensor in inputs],
@@ -169,6 +188,7 @@ def write_graph(encoder: StreamingEncoder, shape: StepShape, path: Path) -> None
             opset_version=OPSET,
             dynamo=False,
         )
+    tell_rolled(path, step.rolled)
 
 
 @contextmanager

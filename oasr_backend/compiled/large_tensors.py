@@ -35,9 +35,15 @@ def split_large_tensors(path: Path) -> None:
 
 def _name_constants(graph: Any) -> None:
     """Turns nodes that hold a tensor into named tensors of the graph, which may lie elsewhere."""
-    for node in [node for node in graph.node if node.op_type == "Constant"]:
-        if node.attribute[0].name == "value":
+    others = []
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
             tensor = graph.initializer.add()
             tensor.CopyFrom(node.attribute[0].t)
             tensor.name = node.output[0]
-            graph.node.remove(node)
+        else:
+            others.append(node)
+    # One by one, each would be looked for from the front.
+    kept = type(graph)(node=others)
+    del graph.node[:]
+    graph.node.MergeFrom(kept.node)

@@ -5,6 +5,8 @@ Shape letters: N any layers, S slots, B rows, L frames of a window, F new frames
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,12 +21,15 @@ def roll_rows(buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axi
     `slot_axis` counts slots, or rows in `new`; `axis` counts frames, and `new` has other ones
     there than `buffer`. A slot is in `slot_ids` once, or its content is any of those given.
     """
-    if not use_kernel(buffer) or axis < slot_axis or not buffer.is_contiguous():
-        roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
-        return
-    from oasr_backend.kernels.roll_kernel import launch_roll_rows
+    in_place = axis > slot_axis and buffer.is_contiguous()
+    if in_place and use_kernel(buffer):
+        from oasr_backend.kernels.roll_kernel import launch_roll_rows
 
-    launch_roll_rows(buffer, slot_ids, new, slot_axis, axis)
+        launch_roll_rows(buffer, slot_ids, new, slot_axis, axis)
+    elif in_place and buffer.device.type == "cpu" and buffer.dtype != torch.bfloat16:
+        _roll_rows_on_host(buffer, slot_ids, new, slot_axis, axis)
+    else:  # NumPy knows no bfloat16.
+        roll_rows_definition(buffer, slot_ids, new, slot_axis, axis)
 
 
 def roll_rows_definition(
@@ -32,6 +37,28 @@ def roll_rows_definition(
 ) -> None:
     rows = rolled(buffer.index_select(slot_axis, slot_ids), new, axis)
     buffer.index_copy_(slot_axis, slot_ids, cast(rows, buffer.dtype))
+
+
+def _roll_rows_on_host(
+    buffer: Tensor, slot_ids: Tensor, new: Tensor, slot_axis: int, axis: int
+) -> None:
+    """Each window is one run of memory, which moves within itself."""
+    shape, size, num_new = buffer.shape, buffer.shape[axis], new.shape[axis]
+    if num_new > size:
+        new = new.narrow(axis, num_new - size, size)
+    if 0 < num_new < size:
+        outer, inner = math.prod(shape[:slot_axis]), math.prod(shape[slot_axis + 1 : axis])
+        columns = math.prod(shape[axis + 1 :])
+        stored_NSIX = buffer.numpy().reshape(outer, shape[slot_axis], inner, size * columns)
+        moved = num_new * columns
+        for slot in set(slot_ids.tolist()):
+            for windows_IX in stored_NSIX[:, slot]:
+                for window_X in windows_IX:
+                    # NumPy moves a run in one dimension as if through a copy, without one.
+                    window_X[:-moved] = window_X[moved:]
+    if num_new:
+        newest = buffer.narrow(axis, max(0, size - num_new), min(size, num_new))
+        newest.index_copy_(slot_axis, slot_ids, cast(new.detach(), buffer.dtype))
 
 
 def rolled(rows: Tensor, new: Tensor, axis: int) -> Tensor:

@@ -207,6 +207,12 @@ class GreedyTransducerHead(Head):
 
     def _search(self, encoded_BTD: Tensor, context_BC: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs, and the (T + 1, B, C) contexts before each frame and after the last."""
+        is_on_host = encoded_BTD.device.type == "cpu"
+        search = self._search_on_host if is_on_host else self._search_on_device
+        return search(encoded_BTD, context_BC)
+
+    def _search_on_device(self, encoded_BTD: Tensor, context_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """Looks at no value, so that it can be captured."""
         network: TransducerNetwork = self.transducer
         units_2BT, contexts = [], [context_BC]
         for frame_BJ in self.transducer.project(encoded_BTD).unbind(1):
@@ -220,3 +226,22 @@ class GreedyTransducerHead(Head):
             contexts.append(context_BC)
         output_BT2 = torch.cat(units_2BT, dim=2).movedim(0, 2).contiguous()
         return output_BT2, torch.stack(contexts)
+
+    def _search_on_host(self, encoded_BTD: Tensor, context_BC: Tensor) -> tuple[Tensor, Tensor]:
+        """Predicts anew for rows with a unit alone, since here to look at values costs no wait."""
+        network: TransducerNetwork = self.transducer
+        predicted_BJ = network.predict(context_BC)
+        logits, contexts = [], [context_BC]
+        for frame_BJ in self.transducer.project(encoded_BTD).unbind(1):
+            logits.append(network.logits(frame_BJ, predicted_BJ))
+            unit_B = logits[-1].max(dim=-1).indices
+            rows_N = (unit_B != network.blank_id).nonzero().squeeze(1)
+            if len(rows_N):
+                unit_N1 = unit_B[rows_N].unsqueeze(1)
+                extended_NC = torch.cat((context_BC[rows_N, 1:], unit_N1), dim=1)
+                context_BC = context_BC.index_copy(0, rows_N, extended_NC)
+                predicted_NJ = network.predict(extended_NC)
+                predicted_BJ = predicted_BJ.index_copy(0, rows_N, predicted_NJ)
+            contexts.append(context_BC)
+        best_2BT = best_tokens(torch.stack(logits, dim=1))
+        return best_2BT.movedim(0, 2).contiguous(), torch.stack(contexts)
