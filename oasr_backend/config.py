@@ -64,7 +64,7 @@ class CacheSettings:
     chunk_size: int = 16
     # Past chunks that attention sees; 0: none, -1: all (a stream then has a finite length).
     num_left_chunks: int = 4
-    # Encoder frames a block; 0: the chunk size.
+    # Encoder frames a block; 0: those of a step.
     block_size_frames: int = 0
     # Blocks of the pool; 0: exactly what max_streams can need.
     max_num_blocks: int = 0
@@ -112,7 +112,7 @@ class StepSettings:
 class DecodingSettings:
     """What all searches of a server share; what a stream may choose is in `defaults`."""
 
-    # Frames whose blank probability exceeds this are skipped; 1: none.
+    # The prefix beam skips frames whose blank probability exceeds this; 1: none.
     blank_threshold: float = 1.0
     # What a transducer's searches take off the blank's logit, so that more is told; 0: nothing.
     blank_penalty: float = 0.0
@@ -207,9 +207,8 @@ class ServingConfig:
 
     def with_defaults(self, *, on_gpu: bool) -> ServingConfig:
         """Every 0 that stands for a derived default replaced by its value."""
-        cache, step, server = self.cache, self.step, self.server
+        step, server = self.step, self.server
         return self.changed(
-            block_size_frames=cache.block_size_frames or cache.chunk_size,
             max_streams=step.max_streams or (2048 if on_gpu else 256),
             max_step_streams=step.max_step_streams or (1024 if on_gpu else 16),
             steps_at_once=1 if on_gpu else step.steps_at_once or 1,

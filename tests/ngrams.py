@@ -55,6 +55,7 @@ def scorer_of(
     weight: float = 1.0,
     unit_bonus: float = 0.0,
     symbols: Sequence[str] = SYMBOLS,
+    device: torch.device = DEVICE,
 ) -> NgramScorer:
     model = load_arpa(path, symbols)
-    return NgramScorer(model, weight=weight, unit_bonus=unit_bonus, device=DEVICE)
+    return NgramScorer(model, weight=weight, unit_bonus=unit_bonus, device=device)

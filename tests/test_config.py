@@ -176,7 +176,6 @@ def test_every_name_of_a_device_is_taken(device: str) -> None:
 def test_derived_defaults_depend_on_the_device_and_never_on_given_values() -> None:
     cpu = ServingConfig.of(chunk_size=8).with_defaults(on_gpu=False)
     gpu = ServingConfig.of(max_streams=7).with_defaults(on_gpu=True)
-    assert cpu.cache.block_size_frames == 8
     assert (cpu.step.max_streams, cpu.step.max_step_streams) == (256, 16)
     assert (gpu.step.max_streams, gpu.step.max_step_streams) == (7, 1024)
     assert (cpu.step.steps_at_once, gpu.step.steps_at_once) == (1, 1)

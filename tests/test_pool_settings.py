@@ -127,3 +127,12 @@ def test_states_that_do_not_fit_are_told_with_their_sum(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (300 * MIB, 1000 * MIB))
     with pytest.raises(ConfigError, match="cuda:0 has 0 MiB for them"):
         check_state_memory(specs, config, device=torch.device("cuda:0"), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["block_size_frames", "max_num_blocks"])
+def test_settings_of_a_pool_that_is_not_there_are_refused(name: str) -> None:
+    spec = EncoderSpec(256, 4, 6, chunk_frames=16)
+    config = ServingConfig.of(**{name: 20})
+    with pytest.raises(ConfigError, match=f"{name}=20 sizes a pool of K/V blocks"):
+        plan_kv(config, spec, device=CPU, dtype=torch.float32)
+    assert plan_kv(ServingConfig(), spec, device=CPU, dtype=torch.float32) is None

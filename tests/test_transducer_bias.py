@@ -137,7 +137,8 @@ def test_an_ngram_model_weighs_paths_and_their_ends(
 def test_the_end_of_a_text_keeps_the_order_by_score_per_token(tmp_path: Path) -> None:
     """In a group of decoders: a longer hypothesis of a lower score stays before a shorter one."""
     entries = {("<unk>",): (-1.0, 0.0), ("</s>",): (-0.5, 0.0), ("<s>",): (-9.0, 0.0)}
-    scorer = scorer_of(write(tmp_path, arpa(entries)), weight=0.01, unit_bonus=0.0, symbols=SYMBOLS)
+    path = write(tmp_path, arpa(entries))
+    scorer = scorer_of(path, weight=0.01, symbols=SYMBOLS, device=torch.device("cpu"))
     network = PlainNetwork(2, VOCAB, 1)
     group = new_group(searches=transducer_searches(network), language_model=scorer)
     options = StreamOptions(decoder="transducer_beam", nbest=4, use_lm=True)

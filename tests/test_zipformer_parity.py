@@ -120,10 +120,13 @@ def test_audio_gives_icefalls_text_under_every_search(golden: ZipGolden) -> None
         ({"chunk_size": 7}, "chunk_size=7"),
         ({"num_left_chunks": 0}, "num_left_chunks=0"),
         ({"num_left_chunks": -1}, "num_left_chunks=-1"),
+        ({"num_left_chunks": 100_000}, "the states of max_streams=256 streams need"),
+        ({"blank_penalty": 1.0}, "blank_penalty=1"),
+        ({"block_size_frames": 16}, "block_size_frames=16"),
     ],
 )
 def test_a_geometry_that_the_model_was_not_made_for_is_refused_by_name(
-    settings: dict[str, int], words: str
+    settings: dict[str, Any], words: str
 ) -> None:
     golden = zip_goldens()["zip_ctc_small-c16_l4"]
     with pytest.raises(ConfigError, match=words):

@@ -13,33 +13,36 @@ import torch
 from oasr_backend.cache import CacheConfig
 from oasr_backend.cache.kv_store import KvStore
 from oasr_backend.cache.state import SlotStates
-from oasr_backend.checkpoints import Checkpoint, CheckpointInfo, open_checkpoint
+from oasr_backend.checkpoints import Checkpoint, open_checkpoint
 from oasr_backend.compiled import compiled_encoder, lacks_graph
 from oasr_backend.config import DecodingSettings, ServingConfig
 from oasr_backend.decoders.base import SearchSettings
 from oasr_backend.decoders.bias.language_model import load_language_model
 from oasr_backend.decoders.bias.ngram import NgramScorer
-from oasr_backend.decoders.bias.spelling import HotwordSpelling
 from oasr_backend.decoders.group import DecoderGroup
-from oasr_backend.decoders.option_check import OptionCheck
 from oasr_backend.decoders.second_pass.base import NoDecoder, SecondPass
 from oasr_backend.decoders.second_pass.encoded_frames import EncodedFrames
 from oasr_backend.decoders.second_pass.rescorer import Rescorer
 from oasr_backend.device import on_device
-from oasr_backend.errors import ConfigError, InvalidRequestError
+from oasr_backend.errors import ConfigError
 from oasr_backend.features import AudioBuffer, WindowGeometry
 from oasr_backend.metrics import EngineMetrics
 from oasr_backend.models.acoustic_model import AcousticModel
-from oasr_backend.models.base import ChunkSettings, EncoderSpec, StreamingEncoder
-from oasr_backend.models.transducer import JoinerHead
+from oasr_backend.models.base import EncoderSpec, StreamingEncoder
 from oasr_backend.streaming.admission import Admission
 from oasr_backend.streaming.engine import Engine
+from oasr_backend.streaming.fit import (
+    check_defaults,
+    check_encoder,
+    check_states,
+    chunks_of,
+    heed_blank,
+)
 from oasr_backend.streaming.kv_plan import plan_kv
 from oasr_backend.streaming.parts import EngineParts
 from oasr_backend.streaming.results import ResultBuilder
 from oasr_backend.streaming.runner import EncoderRunner
 from oasr_backend.streaming.self_test import SelfTest
-from oasr_backend.streaming.state_plan import check_state_memory
 from oasr_backend.streaming.store import StreamPart, StreamStore
 from oasr_backend.streaming.streams import StreamRegistry
 from oasr_backend.text.tokenizer import Tokenizer
@@ -74,9 +77,10 @@ def load_engine(
         opened = open_checkpoint(checkpoint_dir)
         # What needs no weights comes before the time that they take.
         settings = config.with_defaults(on_gpu=where.type == "cuda")
-        spec = opened.info.encoder.under(_chunks(settings))
+        spec = opened.info.encoder.under(chunks_of(settings))
         check_encoder(spec)
         _kv_plan(spec, settings, where)
+        check_states(spec.state_specs, settings, where)
         check_defaults(opened.info, config)
         language_model = None
         if opened.info.tokenizer is not None:
@@ -118,34 +122,6 @@ def take_kept_graph(engine: Engine) -> bool:
     return True
 
 
-def check_encoder(spec: EncoderSpec) -> None:
-    """Raises ConfigError for an encoder that cannot be served."""
-    for state in spec.state_specs:
-        if state.persistent:
-            raise ConfigError(
-                f"the encoder declares {state.name!r} as persistent, and no request can set it: a "
-                "prompt that no caller chose would be served; declare it with persistent=False"
-            )
-
-
-def check_defaults(info: CheckpointInfo, config: ServingConfig) -> None:
-    """Raises ConfigError for defaults of the server that no stream of it could have.
-
-    Whether the checkpoint can rescore is known once its weights are read.
-    """
-    units = info.tokenizer
-    check = OptionCheck(
-        info.searches,
-        None if units is None else HotwordSpelling(units, units.vocab_size),
-        has_lm=bool(config.search.lm_path),
-        no_rescoring="",
-    )
-    try:
-        check.check(config.defaults)
-    except InvalidRequestError as error:
-        raise ConfigError(f"the defaults of the server's streams: {error}") from error
-
-
 def assemble(  # noqa: PLR0913 - all but three have a default
     checkpoint: Checkpoint,
     config: ServingConfig,
@@ -165,16 +141,24 @@ def assemble(  # noqa: PLR0913 - all but three have a default
     Raises ConfigError for settings that do not fit the model, the device or each other.
     """
     config = config.with_defaults(on_gpu=device.type == "cuda")
-    checkpoint.model.set_chunks(_chunks(config))
-    _penalise_blank(checkpoint.model, config.search.blank_penalty)
+    checkpoint.model.set_chunks(chunks_of(config))
+    heed_blank(checkpoint.model, config.search)
     check_encoder(checkpoint.model.spec)
+    # Before tables are made for so much history.
+    check_states(checkpoint.model.state_specs, config, device)
     if language_model is None:
         language_model = _language_model(config.search, checkpoint.tokenizer, device)
     model, kv = _placed(checkpoint.model, config, device, may_export=may_export)
     geometry = model.window_geometry()
     store = StreamStore(
         kv,
-        _states(model, config, device),
+        SlotStates(
+            model.state_specs,
+            config.step.max_streams,
+            device,
+            dtype=getattr(torch, config.model.dtype),
+            extra_slots=1,
+        ),
         _decoders(
             checkpoint,
             config,
@@ -226,29 +210,6 @@ def try_out(engine: Engine) -> None:
 def _kv_plan(spec: EncoderSpec, config: ServingConfig, device: torch.device) -> CacheConfig | None:
     """None for an encoder without attention. Raises ConfigError for a pool that does not fit."""
     return plan_kv(config, spec, device=device, dtype=getattr(torch, config.model.dtype))
-
-
-def _penalise_blank(model: AcousticModel, penalty: float) -> None:
-    """Raises ConfigError for a penalty where no transducer could take it."""
-    joiners = [head for head in model.heads.values() if isinstance(head, JoinerHead)]
-    if penalty and not joiners:
-        raise ConfigError(
-            f"blank_penalty={penalty:g} is taken off a transducer's blank, and the checkpoint has "
-            "no transducer; leave it out"
-        )
-    for joiner in joiners:
-        joiner.transducer.blank_penalty = penalty
-
-
-def _states(model: AcousticModel, config: ServingConfig, device: torch.device) -> SlotStates:
-    """Raises ConfigError for states that do not fit the memory."""
-    specs, dtype = model.state_specs, getattr(torch, config.model.dtype)
-    check_state_memory(specs, config, device=device, dtype=dtype)
-    return SlotStates(specs, config.step.max_streams, device, dtype=dtype, extra_slots=1)
-
-
-def _chunks(config: ServingConfig) -> ChunkSettings:
-    return ChunkSettings(config.cache.chunk_size, config.cache.num_left_chunks)
 
 
 def _placed(

@@ -28,6 +28,7 @@ def plan_kv(
     of the settings.
     """
     if spec.attention is None:
+        _check_no_blocks(config)
         return None
     geometry = _geometry(config, spec.attention, spec.chunk_frames, device=device, dtype=dtype)
     if geometry.peak_blocks is not None:
@@ -39,6 +40,17 @@ def plan_kv(
     budget_bytes = config.cache.cpu_kv_budget_mib << 20 if device.type == "cpu" else None
     _check_memory(config, geometry, budget_bytes)
     return sized(geometry, budget_bytes=budget_bytes)
+
+
+def _check_no_blocks(config: ServingConfig) -> None:
+    """Raises ConfigError for settings of a pool that the encoder does not have."""
+    for name in ("block_size_frames", "max_num_blocks"):
+        value = getattr(config.cache, name)
+        if value:
+            raise ConfigError(
+                f"{name}={value} sizes a pool of K/V blocks, and this encoder keeps none; leave it "
+                "out"
+            )
 
 
 def _geometry(
@@ -59,7 +71,7 @@ def _geometry(
         num_left_chunks=settings.num_left_chunks if window_frames is None else -1,
         window_frames=window_frames,
         prefill_kv_window=window_frames is not None,
-        block_size_frames=settings.block_size_frames,
+        block_size_frames=settings.block_size_frames or chunk_frames,
         max_num_blocks=None,
         max_blocks_per_seq=settings.max_blocks_per_seq,
         max_batch_size=config.step.max_streams,
