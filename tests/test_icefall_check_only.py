@@ -13,6 +13,7 @@ from tests.bad_icefall_cases import BAD
 from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
 from tests.icefall_helpers import BOTH, EPOCH, copy_icefall
 
+#: A check starts a process that loads the model, so that all others take their time.
 SERVED = ("several epochs", "truncated", "heads unknown", "not causal", "a token too few", "lora")
 
 
@@ -38,7 +39,10 @@ def test_a_folder_and_the_file_in_it_pass(checkpoint: Path) -> None:
     assert f"loaded oasr_streaming with {checkpoint};" in result.stdout
 
 
-@pytest.mark.parametrize("case", SERVED)
+@pytest.mark.parametrize(
+    "case",
+    [*SERVED, *(pytest.param(case, marks=pytest.mark.slow) for case in BAD if case not in SERVED)],
+)
 def test_a_bad_one_is_told_in_one_line(tmp_path: Path, case: str) -> None:
     bad = BAD[case]
     directory = copy_icefall(tmp_path, bad.golden)

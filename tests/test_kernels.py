@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
-from tests.guards import GUARD_S
+from tests.interpreted import outcomes_of
 
 pytestmark = pytest.mark.slow
 CHECKS = ("norm", "outer_norm", "convolution", "attention", "subsampling", "best_tokens", "frames")
@@ -17,20 +12,7 @@ CHECKS = ("norm", "outer_norm", "convolution", "attention", "subsampling", "best
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, str]:
-    """The interpreter is chosen when a kernel is defined, so the checks run in a process of
-    their own."""
-    pytest.importorskip("triton", reason="kernels need the triton package; CI installs it")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.kernel_checks", *CHECKS],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return dict(line.split(": ", 1) for line in run.stdout.splitlines())
+    return outcomes_of("tests.kernel_checks", CHECKS)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor
@@ -18,8 +14,7 @@ from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
 from oasr_backend.kernels.operands import ChunkConvolutionWeights, HeadSizes
 from oasr_backend.kernels.roll import roll_rows, roll_rows_definition
 from oasr_backend.kernels.swoosh import swoosh_l, swoosh_r, tanh_gate
-from tests.conftest import ROOT
-from tests.guards import GUARD_S
+from tests.interpreted import outcomes_of
 from tests.reference import zipformer_kernels as reference
 
 CHECKS = (
@@ -164,20 +159,7 @@ def test_windows_of_any_layout_and_type_move_on_as_by_copies(
 
 @pytest.fixture(scope="module")
 def outcome() -> dict[str, str]:
-    """The interpreter is chosen when a kernel is defined, so the checks run in a process of
-    their own."""
-    pytest.importorskip("triton", reason="kernels need the triton package; CI installs it")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.zipformer_kernel_checks", *CHECKS],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=GUARD_S,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return dict(line.split(": ", 1) for line in run.stdout.splitlines())
+    return outcomes_of("tests.zipformer_kernel_checks", CHECKS)
 
 
 @pytest.mark.slow

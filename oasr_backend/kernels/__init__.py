@@ -12,7 +12,6 @@ from oasr_backend.kernels.chunk_convolution import chunk_convolution, taps_first
 from oasr_backend.kernels.convolution import gated_causal_convolution
 from oasr_backend.kernels.ctc import best_tokens
 from oasr_backend.kernels.front_end import (
-    ConvNeXtWeights,
     conv_next,
     convolution_swoosh,
     inner_channels_first,
@@ -21,6 +20,7 @@ from oasr_backend.kernels.norm import add_layer_norm
 from oasr_backend.kernels.operands import (
     AttentionTables,
     ChunkConvolutionWeights,
+    ConvNeXtWeights,
     ConvolutionWeights,
     HeadSizes,
     SlotRows,

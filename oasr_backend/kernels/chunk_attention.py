@@ -15,12 +15,9 @@ import torch
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
-from oasr_backend.kernels.operands import HeadSizes, SlotRows
+from oasr_backend.kernels.operands import HIDDEN, HeadSizes, SlotRows
 from oasr_backend.kernels.precision import cast, widened
 from oasr_backend.kernels.traced import is_traced, static
-
-#: The score of a cached frame that no frame of the stream has filled yet.
-HIDDEN = -1000.0
 
 
 def chunk_attention_weights(

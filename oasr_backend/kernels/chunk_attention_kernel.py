@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from oasr_backend.kernels.chunk_attention import HIDDEN
 from oasr_backend.kernels.launch import next_power_of_two, on_its_device
-from oasr_backend.kernels.operands import HeadSizes, SlotRows
+from oasr_backend.kernels.operands import HIDDEN, HeadSizes, SlotRows
 
 #: The least side of a tile that a tensor core multiplies; frames of a program that weighs keys.
 _LEAST = 16

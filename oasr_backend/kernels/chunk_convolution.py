@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
-from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
+from oasr_backend.kernels.operands import R_OFFSET, R_SHIFT, ChunkConvolutionWeights, SlotRows
 from oasr_backend.kernels.precision import cast
-from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, swoosh_definition
+from oasr_backend.kernels.swoosh import swoosh_definition
 from oasr_backend.kernels.traced import is_traced
 
 

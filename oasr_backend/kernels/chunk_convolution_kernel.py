@@ -14,8 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from oasr_backend.kernels.launch import on_its_device
-from oasr_backend.kernels.operands import ChunkConvolutionWeights, SlotRows
-from oasr_backend.kernels.swoosh import R_OFFSET, R_SHIFT, SLOPE
+from oasr_backend.kernels.operands import (
+    R_OFFSET,
+    R_SHIFT,
+    SLOPE,
+    ChunkConvolutionWeights,
+    SlotRows,
+)
 from oasr_backend.kernels.swoosh_kernel import swoosh
 
 #: Frames and channels of a program, which is one warp: a channel a thread. A program runs through

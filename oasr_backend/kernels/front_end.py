@@ -11,40 +11,25 @@ either side, T = H - R frames of its output, k = (2R + 1)^2 taps, K taps of all 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oasr_backend.kernels.launch import use_kernel
-from oasr_backend.kernels.operands import SlotRows
-from oasr_backend.kernels.precision import cast
-from oasr_backend.kernels.swoosh import (
+from oasr_backend.kernels.operands import (
     L_OFFSET,
     L_SHIFT,
     R_OFFSET,
     R_SHIFT,
-    swoosh_definition,
+    ConvNeXtWeights,
+    SlotRows,
 )
+from oasr_backend.kernels.precision import cast
+from oasr_backend.kernels.swoosh import swoosh_definition
 from oasr_backend.kernels.traced import static
 
 #: Channels of a ConvNeXt whose sums a program can hold.
 MAX_CHANNELS = 128
-
-
-@dataclass(frozen=True)
-class ConvNeXtWeights:
-    """`taps_Ck` are those of `depthwise`, stored by `taps_first`."""
-
-    depthwise: nn.Conv2d
-    taps_Ck: Tensor
-    widen: nn.Conv2d
-    narrow: nn.Conv2d
-
-    @property
-    def reach(self) -> int:
-        return self.taps_Ck.shape[1] // (2 * self.depthwise.kernel_size[1])
 
 
 def convolution_swoosh(x_BCHM: Tensor, convolution: nn.Conv2d, taps_KC: Tensor) -> Tensor:

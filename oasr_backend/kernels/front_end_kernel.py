@@ -14,10 +14,16 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-from oasr_backend.kernels.front_end import ConvNeXtWeights
 from oasr_backend.kernels.launch import next_power_of_two, on_its_device
-from oasr_backend.kernels.operands import SlotRows
-from oasr_backend.kernels.swoosh import L_OFFSET, L_SHIFT, R_OFFSET, R_SHIFT, SLOPE
+from oasr_backend.kernels.operands import (
+    L_OFFSET,
+    L_SHIFT,
+    R_OFFSET,
+    R_SHIFT,
+    SLOPE,
+    ConvNeXtWeights,
+    SlotRows,
+)
 from oasr_backend.kernels.swoosh_kernel import swoosh
 
 #: Places of a program with one input channel; outputs of a thread's registers are few.

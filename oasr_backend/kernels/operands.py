@@ -11,6 +11,13 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+#: The score of a cached frame that no frame of the stream has filled yet.
+HIDDEN = -1000.0
+#: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
+L_SHIFT, L_OFFSET = 4.0, 0.035
+R_SHIFT, R_OFFSET = 1.0, 0.313261687
+SLOPE = 0.08
+
 
 class KeyValueLayout(Protocol):
     """What a kernel reads of `oasr_backend.cache.PagedLayout`."""
@@ -107,3 +114,17 @@ class ChunkConvolutionWeights:
     def state_frames(self) -> int:
         """Gated frames before the chunk that the causal kernel reads."""
         return self.causal_Dk.shape[1] - 1
+
+
+@dataclass(frozen=True)
+class ConvNeXtWeights:
+    """`taps_Ck` are those of `depthwise`, stored by `taps_first`."""
+
+    depthwise: nn.Conv2d
+    taps_Ck: Tensor
+    widen: nn.Conv2d
+    narrow: nn.Conv2d
+
+    @property
+    def reach(self) -> int:
+        return self.taps_Ck.shape[1] // (2 * self.depthwise.kernel_size[1])

@@ -10,13 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from oasr_backend.kernels.launch import use_kernel
+from oasr_backend.kernels.operands import L_OFFSET, L_SHIFT, R_OFFSET, R_SHIFT, SLOPE
 from oasr_backend.kernels.precision import cast, widened
 from oasr_backend.kernels.traced import is_traced, swoosh_traced
-
-#: Of log(1 + exp(x - shift)) - 0.08 x - offset; R is 0 at 0.
-L_SHIFT, L_OFFSET = 4.0, 0.035
-R_SHIFT, R_OFFSET = 1.0, 0.313261687
-SLOPE = 0.08
 
 
 def swoosh_l(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from oasr_backend.kernels.launch import on_its_device
-from oasr_backend.kernels.swoosh import SLOPE
+from oasr_backend.kernels.operands import SLOPE
 
 #: Elements of one program. Few enough that one stream's frames keep many processors busy.
 _ELEMENTS = 1024
