@@ -39,6 +39,7 @@ def test_a_folder_and_the_file_in_it_pass(checkpoint: Path) -> None:
     assert f"loaded oasr_streaming with {checkpoint};" in result.stdout
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "case",
     [*SERVED, *(pytest.param(case, marks=pytest.mark.slow) for case in BAD if case not in SERVED)],
