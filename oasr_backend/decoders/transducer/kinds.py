@@ -13,7 +13,6 @@ from oasr_backend.decoders.transducer.greedy import TransducerGreedySearch
 from oasr_backend.decoders.transducer.network import TransducerNetwork
 from oasr_backend.errors import ConfigError
 
-
 TRANSDUCER_GREEDY, TRANSDUCER_BEAM = "transducer_greedy", "transducer_beam"
 #: The heads that these searches read, by the names of the searches.
 TRANSDUCER_HEADS = MappingProxyType(
