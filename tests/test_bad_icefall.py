@@ -92,7 +92,7 @@ def test_a_file_that_holds_no_weights_is_no_checkpoint(tmp_path: Path, name: str
 def test_weights_of_another_name_are_picked_by_it(tmp_path: Path, name: str) -> None:
     directory = copy_icefall(tmp_path, EPOCH)
     path = weights_of(directory).rename(directory / name)
-    refusal(directory, f"not served unasked: {name}; `--checkpoint {path}` picks the first")
+    refusal(directory, f"not served unasked: {name}; pick one by `--checkpoint {path}`")
     assert open_checkpoint(path).load().tokenizer.vocab_size
 
 

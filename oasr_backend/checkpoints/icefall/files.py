@@ -78,7 +78,7 @@ def _what_folder_lacks(folder: Path) -> str:
     more = f" and {len(others) - _MOST_LISTED} more" if len(others) > _MOST_LISTED else ""
     return (
         f"it has neither {WEIGHTS} nor one {' or '.join(OF_TRAINING)}, and other weights are not "
-        f"served unasked: {names}{more}; `--checkpoint {others[0]}` picks the first"
+        f"served unasked: {names}{more}; pick one by `--checkpoint {others[0]}`"
     )
 
 
