@@ -17,6 +17,8 @@ from benchmarks.random_zipformer import HEADS, SIZES, write_random_zipformer
 FAMILIES = ("wenet", "zipformer")
 #: WeNet's common Conformer is the one size that figures are quoted for.
 _WENET_SIZE = "medium"
+#: Blank, the marks of a sentence and of what is unknown, and a unit that stands for text.
+LEAST_VOCABULARY = 4
 
 
 class Model(Protocol):
@@ -66,6 +68,10 @@ class RandomModel:
             raise ValueError(f"size={self.size!r}, but {self.family} comes as {', '.join(sizes)}")
         if self.heads and self.family == "wenet" and self.heads != ("ctc",):
             raise ValueError(f"heads={','.join(self.heads)}, but wenet comes with ctc alone")
+        if unknown := sorted(set(self.heads) - set(HEADS)):
+            raise ValueError(f"heads={','.join(unknown)}; give some of {', '.join(HEADS)}")
+        if self.vocab_size and self.vocab_size < LEAST_VOCABULARY:
+            raise ValueError(f"vocab_size={self.vocab_size}; give {LEAST_VOCABULARY} or more")
 
     @property
     def name(self) -> str:
@@ -101,7 +107,17 @@ def add_random_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=FAMILIES, help="of random weights; default: wenet")
     parser.add_argument("--size", choices=tuple(SIZES), help="default: medium")
     parser.add_argument("--heads", metavar="LIST", help=f"of {','.join(HEADS)}; default: all")
-    parser.add_argument("--vocab-size", type=int, default=0, help="default: the family's usual")
+    parser.add_argument(
+        "--vocab-size", type=_units, default=0, metavar="UNITS", help="default: the family's usual"
+    )
+
+
+def _units(text: str) -> int:
+    """0 is how the program says that none were asked for, so none may be written."""
+    number = int(text)
+    if number < LEAST_VOCABULARY:
+        raise argparse.ArgumentTypeError(f"{number} units; give {LEAST_VOCABULARY} or more")
+    return number
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -60,7 +60,8 @@ class CacheSettings:
     """What a stream hears at a time, and what is kept of what it has heard."""
 
     # What a step hears, in the words of the checkpoint's toolkit: encoder frames for WeNet, frames
-    # of 20 ms for icefall. Must be one that the checkpoint was trained with.
+    # of 20 ms for icefall. Give one that the checkpoint was trained with: another
+    # is refused for a WeNet checkpoint of one fixed size, and warned of for an icefall one.
     chunk_size: int = 16
     # Past chunks that attention sees; 0: none, -1: all (a stream then has a finite length).
     num_left_chunks: int = 4

@@ -76,6 +76,10 @@ def write_yaml(directory: Path) -> None:
     (directory / "train_args.yaml").write_text("num_heads: 4\n")
 
 
+def write_latin(directory: Path) -> None:
+    (directory / "tokens.txt").write_bytes("<blk> 0\né 1\n".encode("latin-1"))
+
+
 def mix_prefixes(directory: Path) -> None:
     edit_state(directory, lambda s: s.update({"module.x": s.pop("ctc_output.1.bias")}))
 
@@ -127,6 +131,8 @@ BAD: dict[str, Bad] = {
     "no model": Bad(
         ("holds 'optimizer'", "'model' and 'model_avg'"), save({"optimizer": {"a": 1}})
     ),
+    "an empty model": Bad(("'model' is empty", "export.py"), save({"model": {}})),
+    "latin-1 tokens": Bad(("tokens.txt cannot be read", "give UTF-8"), write_latin),
     "a number as model": Bad(("holds int under 'model'",), save({"model": 3})),
     "no tensor": Bad(
         ("holds list under 'model', 'x'", "a tensor by its name"), save({"model": {"x": [1]}})

@@ -194,7 +194,7 @@ def test_a_chunk_size_that_was_not_trained_is_refused_before_the_weights(tmp_pat
 def test_a_search_of_another_family_is_refused_with_the_names_of_its_own(engine: Engine) -> None:
     for name in ("greedy", "prefix_beam"):
         result = ask_one(engine, "a", flags="S", parameters={"decoder": name})
-        error_of(result, f"decoder='{name}' is unknown; send one of steady")
+        error_of(result, f"decoder='{name}' is a search", "does not offer; send one of steady")
     assert ask_one(engine, "a", flags="SE", parameters={"decoder": "steady"}).error is None
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from oasr_backend.checkpoints import open_checkpoint
 from tests.bad_icefall_cases import BAD
 from tests.checkpoint_helpers import refusal
 from tests.icefall_helpers import EPOCH, copy_icefall, edit_file, weights_of
@@ -51,11 +52,57 @@ def test_a_class_beside_the_paths_of_training_is_named(tmp_path: Path) -> None:
 def test_without_tokens_it_is_no_checkpoint_and_what_is_missing_is_told(tmp_path: Path) -> None:
     directory = copy_icefall(tmp_path)
     (directory / "tokens.txt").unlink()
-    told = refusal(directory, "it holds pretrained.pt, train_args.json. ")
-    assert (
-        "An icefall checkpoint holds pretrained.pt (or one epoch-*.pt or checkpoint-*.pt)," in told
-    )
-    assert "tokens.txt" in told
+    told = "tokens.txt is missing beside pretrained.pt; copy it there"
+    refusal(directory, f"{directory} is no whole checkpoint: {told}")
+    refusal(directory / "pretrained.pt", told)
+    weights_of(directory).rename(directory / "best-valid-loss.pt")
+    refusal(directory, "tokens.txt is missing beside best-valid-loss.pt")
+
+
+@pytest.mark.parametrize("name", ["pretrained.pt", "tokens.txt", "train_args.json", "bpe.model"])
+def test_a_link_to_nothing_and_a_folder_are_called_that(tmp_path: Path, name: str) -> None:
+    directory = copy_icefall(tmp_path)
+    path = directory / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("gone/file")
+    refusal(directory, f"{path} is a link to gone/file, which is not there; an icefall checkpoint")
+    path.unlink()
+    path.mkdir()
+    refusal(directory, f"{path} is a folder; an icefall checkpoint")
+
+
+def test_a_dead_link_is_not_passed_over_for_a_file_of_training(tmp_path: Path) -> None:
+    directory = copy_icefall(tmp_path, EPOCH)
+    link = directory / "pretrained.pt"
+    link.symlink_to("gone.pt")
+    for path in (directory, link):
+        refusal(path, f"{link} is a link to gone.pt, which is not there")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.symlink_to("nowhere")
+    refusal(elsewhere, f"{elsewhere} is a link to nowhere, which is not there; copy")
+
+
+@pytest.mark.parametrize("name", ["tokens.txt", "train_args.json"])
+def test_a_file_that_holds_no_weights_is_no_checkpoint(tmp_path: Path, name: str) -> None:
+    told = f"{name} is no file of weights; give the checkpoint's folder, or its file of weights"
+    refusal(copy_icefall(tmp_path) / name, told)
+
+
+@pytest.mark.parametrize("name", ["best-valid-loss.pt", "best-train-loss.pt", "iter-9.pt"])
+def test_weights_of_another_name_are_picked_by_it(tmp_path: Path, name: str) -> None:
+    directory = copy_icefall(tmp_path, EPOCH)
+    path = weights_of(directory).rename(directory / name)
+    refusal(directory, f"not served unasked: {name}; pick one by `--checkpoint {path}`")
+    assert open_checkpoint(path).load().tokenizer.vocab_size
+
+
+def test_a_train_yaml_beside_a_whole_icefall_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    directory = copy_icefall(tmp_path)
+    (directory / "train.yaml").write_text("a: 1\n")
+    for path in (directory, directory / "pretrained.pt"):
+        assert open_checkpoint(path).info.vocab_size == 60
+    (directory / "tokens.txt").unlink()
+    refusal(directory, "train.yaml: encoder=None cannot be served")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import device_step, slot_runtime, zipformer_package
+from benchmarks import device_step, random_checkpoint, slot_runtime, zipformer_package
 from benchmarks.baseline import engine_text
 from benchmarks.floor import Card, StepWork, card_of
 from benchmarks.models import Model, RandomModel, StoredModel, add_model_arguments, chosen_model
@@ -56,6 +56,27 @@ def choose(*arguments: str, default: Model | None = None) -> object:
 def test_the_medium_zipformer_has_as_many_parameters_as_icefall_publishes() -> None:
     weights = random_weights(SIZES["medium"], heads=("transducer",))
     assert sum(weight.numel() for weight in weights.values()) == 66_110_931
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--heads", "foo"), "heads=foo; give some of transducer, ctc"),
+        (("--heads", "ctc,"), "heads=; give some of transducer, ctc"),
+        (("--vocab-size", "0"), "--vocab-size: 0 units; give 4 or more"),
+        (("--vocab-size", "-7"), "--vocab-size: -7 units; give 4 or more"),
+        (("--vocab-size", "x"), "--vocab-size: invalid"),
+    ],
+)
+def test_what_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, str], told: str
+) -> None:
+    directory = tmp_path / "checkpoint"
+    with pytest.raises(SystemExit) as ended:
+        random_checkpoint.main([str(directory), "--family", "zipformer", *arguments])
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert not directory.exists()
 
 
 def test_a_random_checkpoint_has_the_keys_and_options_of_icefalls() -> None:

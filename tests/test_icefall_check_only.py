@@ -11,7 +11,7 @@ from oasr_backend.serve.app import app
 from oasr_backend.serve.ports import find_free_ports
 from tests.bad_icefall_cases import BAD
 from tests.conftest import GOLDEN_DIR, MODEL_REPOSITORY
-from tests.icefall_helpers import BOTH, EPOCH, copy_icefall
+from tests.icefall_helpers import BOTH, EPOCH, copy_icefall, edit_arguments
 
 #: A check starts a process that loads the model, so that all others take their time.
 SERVED = ("several epochs", "truncated", "heads unknown", "not causal", "a token too few", "lora")
@@ -37,6 +37,17 @@ def test_a_folder_and_the_file_in_it_pass(checkpoint: Path) -> None:
     result = check_only(checkpoint)
     assert result.exit_code == 0, result.stderr
     assert f"loaded oasr_streaming with {checkpoint};" in result.stdout
+
+
+def test_a_warning_of_the_load_is_a_note_of_the_check(tmp_path: Path) -> None:
+    directory = copy_icefall(tmp_path)
+    edit_arguments(directory, chunk_size="8,64", left_context_frames="64")
+    result = check_only(directory)
+    assert result.exit_code == 0
+    assert f"loaded oasr_streaming with {directory};" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("note: oasr_streaming: event=untrained_chunks chunk_size=16, and the")
+    assert "was trained with 8 or 64 frames of 20 ms; its texts may be worse" in line
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

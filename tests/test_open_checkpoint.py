@@ -13,6 +13,7 @@ from oasr_backend.config import ServingConfig
 from oasr_backend.errors import CheckpointError, ConfigError
 from oasr_backend.streaming.assemble import load_engine
 from tests.checkpoint_helpers import SOURCE, copy_golden, edit_config, edit_yaml
+from tests.checkpoint_helpers import refusal as refused
 
 READER = '''
 from dataclasses import dataclass
@@ -217,12 +218,34 @@ def test_dynamic_training_leaves_the_chunk_size_free() -> None:
 def test_what_no_reader_knows_is_told_with_what_is_there_and_what_is_looked_for(
     directory: Path,
 ) -> None:
-    (directory / "train.yaml").unlink()
+    for name in ("train.yaml", "units.txt"):
+        (directory / name).unlink()
     text = refusal(directory)
     assert f"{directory} is no checkpoint" in text
     held = ", ".join(sorted(path.name for path in directory.iterdir()))
     assert f"it holds {held}. " in text
     assert "A WeNet checkpoint holds train.yaml, final.pt, units.txt" in text
+
+
+@pytest.mark.parametrize("name", ["train.yaml", "final.pt", "units.txt", "bpe.model"])
+def test_a_link_to_nothing_and_a_folder_are_called_that(directory: Path, name: str) -> None:
+    path = directory / name
+    path.unlink(missing_ok=True)
+    path.symlink_to("gone/file")
+    refused(directory, f"{path} is a link to gone/file, which is not there; a WeNet checkpoint")
+    path.unlink()
+    path.mkdir()
+    refused(directory, f"{path} is a folder; a WeNet checkpoint")
+
+
+def test_without_its_settings_and_by_one_of_its_files_wenet_is_told_the_cause(
+    directory: Path,
+) -> None:
+    told = f"is a file of a WeNet checkpoint; give its folder {directory}"
+    for name in ("train.yaml", "final.pt", "units.txt"):
+        assert refusal(directory / name).endswith(f"{name} {told}")
+    (directory / "train.yaml").unlink()
+    assert "train.yaml is missing beside final.pt; copy it there" in refusal(directory)
 
 
 def test_a_path_without_files_is_called_what_it_is(tmp_path: Path) -> None:
@@ -244,6 +267,9 @@ def test_an_installed_reader_opens_what_it_recognises(tmp_path: Path, install: I
     assert isinstance(open_checkpoint(str(link)).load(), Checkpoint)
     engine = load_engine(link, ServingConfig.of(max_streams=1), device="cpu")
     assert engine.is_healthy
+    assert "A Link checkpoint holds *.link" in refusal(tmp_path)
+    (tmp_path / "pretrained.pt").touch()
+    assert "missing beside pretrained.pt" in refusal(tmp_path)
     assert "A Link checkpoint holds *.link" in refusal(tmp_path)
 
 

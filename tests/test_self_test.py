@@ -25,7 +25,7 @@ from oasr_backend.errors import SelfTestError
 from oasr_backend.serve.checks import Problem
 from oasr_backend.serve.command import ServerSettings
 from oasr_backend.serve.embedded import find_triton
-from oasr_backend.serve.trial import find_load_problems
+from oasr_backend.serve.trial import try_loads
 from oasr_backend.streaming.assemble import assemble, load_engine, try_out
 from oasr_backend.streaming.engine import Engine
 from oasr_backend.types import ChunkResult, Hypothesis
@@ -173,7 +173,7 @@ def check_only(directory: Path) -> list[Problem]:
     """What `oasr-serve --check-only` finds when it loads the shipped model with this checkpoint."""
     overrides = {"checkpoint_dir": str(directory), "device": "cpu", "max_streams": "4"}
     settings = ServerSettings(MODEL_REPOSITORY, overrides=overrides)
-    return find_load_problems(find_triton(), settings)
+    return try_loads(find_triton(), settings).problems
 
 
 def test_the_check_says_in_one_line_what_no_stream_would_survive(overflowing: Path) -> None:

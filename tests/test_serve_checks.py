@@ -4,12 +4,16 @@ import os
 import shutil
 import socket
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from oasr_backend.checkpoints import open_checkpoint
 from oasr_backend.checkpoints.installed import ENTRY_POINTS
+from oasr_backend.errors import CheckpointError
 from oasr_backend.serve.checks import (
     CHECKPOINT_FILES,
     check_checkpoints,
@@ -30,6 +34,7 @@ from oasr_backend.serve.embedded import TritonInstall, find_triton
 from oasr_backend.serve.ports import find_free_ports
 from oasr_backend.serve.repository import ModelConfig, read_model_config
 from oasr_backend.triton_backend.overrides import OVERRIDES_VARIABLE
+from tests.conftest import GOLDEN_DIR
 
 ECHO_REPOSITORY = Path(__file__).parent / "data" / "echo_repository"
 CONTAINER_SERVER = TritonInstall(Path("/opt/tritonserver/bin/tritonserver"))
@@ -48,6 +53,11 @@ def _model(folder: Path, *, max_batch_size: int = 1024, checkpoint: str = "mine"
         """
     )
     return read_model_config(folder)
+
+
+def _subsets(*names: str) -> Iterator[tuple[str, ...]]:
+    for size in range(len(names) + 1):
+        yield from combinations(names, size)
 
 
 def _checkpoint(folder: Path) -> Path:
@@ -286,6 +296,41 @@ def test_an_absent_or_empty_checkpoint_file_is_named(tmp_path: Path, name: str) 
     (absent,) = check_checkpoints([config], {})
     assert name in empty.message
     assert empty == absent
+
+
+def test_a_link_to_nothing_is_told_with_what_it_names(tmp_path: Path) -> None:
+    folder = _checkpoint(tmp_path / "good")
+    config = _model(tmp_path / "asr", checkpoint=str(folder))
+    (folder / "final.pt").unlink()
+    (folder / "final.pt").symlink_to("gone.pt")
+    (problem,) = check_checkpoints([config], {})
+    assert "lacks final.pt (final.pt is a link to gone.pt, which is not there)" in problem.message
+    (tmp_path / "elsewhere").symlink_to("nowhere")
+    (problem,) = check_checkpoints([config], {"checkpoint_dir": str(tmp_path / "elsewhere")})
+    assert problem.message.endswith("elsewhere is a link to nowhere, which is not there")
+
+
+def _opens(path: Path) -> bool:
+    try:
+        open_checkpoint(path).load()
+    except CheckpointError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("icefall", list(_subsets("pretrained.pt", "epoch-1.pt", "tokens.txt")))
+def test_what_a_reader_opens_has_no_problem(tmp_path: Path, icefall: tuple[str, ...]) -> None:
+    for number, wenet in enumerate(_subsets(*CHECKPOINT_FILES)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in ("global_cmvn", *wenet):
+            (folder / name).symlink_to(GOLDEN_DIR / "wenet_small" / name)
+        for name in ("train_args.json", *icefall):
+            source = "pretrained.pt" if name.endswith(".pt") else name
+            (folder / name).symlink_to(GOLDEN_DIR / "zip_ctc_small" / source)
+        config = _model(tmp_path / f"asr{number}", checkpoint=str(folder))
+        if _opens(folder):
+            assert check_checkpoints([config], {}) == [], sorted(folder.iterdir())
 
 
 def test_the_default_shared_memory_of_a_container_is_too_small_for_full_batches(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oasr_backend.cache import StreamStateSpec
 from oasr_backend.cache.state import SlotStates, StagedSlotTensor
-from oasr_backend.decoders.base import SearchKind, SearchSettings
+from oasr_backend.decoders.base import CTC_SEARCHES, SearchKind, SearchSettings
 from oasr_backend.decoders.bias.hotwords import HotwordScorer
 from oasr_backend.decoders.chunk import ChunkRows
 from oasr_backend.decoders.kinds import DecoderKind
@@ -366,6 +366,23 @@ def test_what_the_greedy_search_cannot_honour_is_refused(
     assert asked.decoder == "transducer_greedy"
     with pytest.raises(InvalidRequestError, match=told):
         check_search(searches, asked)
+
+
+def test_a_search_of_another_head_is_told_with_what_the_checkpoint_lacks() -> None:
+    transducer = transducer_searches(small(2))
+    for name in transducer:
+        told = f"decoder='{name}' needs a transducer, and this .* without one; send one of greedy,"
+        with pytest.raises(InvalidRequestError, match=told):
+            check_search(CTC_SEARCHES, StreamOptions(decoder=name))
+    for name in CTC_SEARCHES:
+        told = f"decoder='{name}' needs a CTC head, and .* without one; send one of transducer_gre"
+        with pytest.raises(InvalidRequestError, match=told):
+            check_search(transducer, StreamOptions(decoder=name))
+    greedy = {"greedy": CTC_SEARCHES["greedy"]}
+    with pytest.raises(InvalidRequestError, match=r"is a search that .* does not offer; .* greedy"):
+        check_search(greedy, StreamOptions(decoder="prefix_beam"))
+    with pytest.raises(InvalidRequestError, match="decoder='beam' is unknown; send one of greedy"):
+        check_search(greedy, StreamOptions(decoder="beam"))
 
 
 WIDE = SearchKind("wide", lambda _: TransducerGreedySearch(0), honours=frozenset({"beam_size"}))

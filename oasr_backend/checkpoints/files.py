@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -39,10 +40,23 @@ def existing(path: Path, *, layout: str) -> Path:
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path} does not exist; {layout}. Copy it there, or point checkpoint_dir elsewhere"
+            f"{path} {what_stands_at(path)}; {layout}. Copy it there, or point checkpoint_dir "
+            "elsewhere"
         )
     check_kind(path)
     return path
+
+
+def is_named(path: Path) -> bool:
+    """Whether something stands there, be it a link to what is not there."""
+    return os.path.lexists(path)
+
+
+def what_stands_at(path: Path) -> str:
+    """What the path is that is no file, in a clause."""
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {os.readlink(path)}, which is not there"
+    return "is a folder" if path.is_dir() else "does not exist"
 
 
 def check_kind(path: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 from oasr_backend.checkpoints.base import OpenCheckpoint, Reader
-from oasr_backend.checkpoints.files import export_in
+from oasr_backend.checkpoints.files import export_in, what_stands_at
 from oasr_backend.checkpoints.icefall import IcefallReader
-from oasr_backend.checkpoints.installed import installed_readers
+from oasr_backend.checkpoints.icefall.files import what_lacks as what_icefall_lacks
+from oasr_backend.checkpoints.installed import InstalledReader, installed_readers
 from oasr_backend.checkpoints.wenet import WenetReader
+from oasr_backend.checkpoints.wenet.files import what_lacks as what_wenet_lacks
 from oasr_backend.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -22,8 +25,9 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
     """Opens a checkpoint by the reader that recognises it, built-in or installed.
 
     Of weights at most the shapes are read, and every other file is checked. Raises
-    CheckpointError: for a path that no reader recognises, or more than one, with what is there and
-    what each reader looks for; and for whatever an installed reader raises, with the reader's name.
+    CheckpointError: for a path that no reader recognises, or more than one, with what it lacks, or
+    what is there and what each reader looks for; and for whatever an installed reader raises, with
+    the reader's name.
     """
     path = Path(path)
     readers: list[Reader] = [WenetReader(), IcefallReader(), *installed_readers()]
@@ -36,13 +40,26 @@ def open_checkpoint(path: str | Path) -> OpenCheckpoint:
         raise CheckpointError(
             f"{path} is a checkpoint of {names} at once: {_found(path)}; leave the files of one"
         )
+    told = _lacks(path, readers) or _unknown(path, readers)
+    raise CheckpointError(f"{path} {told}" + "".join(f". And {fault}" for fault in faults))
+
+
+def _lacks(path: Path, readers: Sequence[Reader]) -> str:
+    """What keeps the path from being a checkpoint, where it has files of one."""
+    if path.is_symlink() and not path.exists() and path.suffix != ".pt":
+        return f"{what_stands_at(path)}; copy the checkpoint itself there"
+    causes = [text for text in (what_wenet_lacks(path), what_icefall_lacks(path)) if text]
+    others = [_layout(reader) for reader in readers if isinstance(reader, InstalledReader)]
+    return f"is no whole checkpoint: {'. '.join([*causes, *others])}" if causes else ""
+
+
+def _unknown(path: Path, readers: Sequence[Reader]) -> str:
     export = export_in(path)
-    raise CheckpointError(
-        f"{path} is no checkpoint that a reader knows: {_found(path)}. "
+    return (
+        f"is no checkpoint that a reader knows: {_found(path)}. "
         f"{export and f'Of these, {export}. '}"
         f"{'. '.join(_layout(reader) for reader in readers)}. Copy the files there, point "
         "checkpoint_dir elsewhere, or install a reader for this kind"
-        + "".join(f". And {fault}" for fault in faults)
     )
 
 

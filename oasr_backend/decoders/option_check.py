@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from oasr_backend.decoders.base import SearchKind
+from oasr_backend.decoders.base import CTC_SEARCHES, SearchKind
 from oasr_backend.decoders.bias.spelling import HotwordSpelling
+from oasr_backend.decoders.transducer.kinds import TRANSDUCER_HEADS
 from oasr_backend.errors import InvalidRequestError, shown
 from oasr_backend.options import StreamOptions
 
 #: Options that only some searches honour, beside nbest.
 _OF_A_SEARCH = ("hotwords", "use_lm", "rescoring")
+#: The searches of this backend: what a checkpoint needs for them, and the heads that they read.
+_FAMILIES = (
+    ("a CTC head", {name: kind.head for name, kind in CTC_SEARCHES.items()}),
+    ("a transducer", TRANSDUCER_HEADS),
+)
 
 
 class OptionCheck:
@@ -57,7 +63,8 @@ def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> 
     """Raises InvalidRequestError for a search that is none of these, or an option it ignores."""
     if options.decoder not in searches:
         raise InvalidRequestError(
-            f"decoder={shown(options.decoder)} is unknown; send one of {', '.join(searches)}"
+            f"decoder={shown(options.decoder)} {_why_not_offered(searches, options.decoder)}; "
+            f"send one of {', '.join(searches)}"
         )
     search = searches[options.decoder]
     most = search.most_told(options.beam_size)
@@ -75,6 +82,16 @@ def check_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> 
                 f"{search.name} cannot; leave {name} out"
                 f"{_or_send(searches, name, 'too')}"
             )
+
+
+def _why_not_offered(searches: Mapping[str, SearchKind], name: str) -> str:
+    heads = {search.head for search in searches.values()}
+    for needed, head_of in _FAMILIES:
+        if name in head_of:
+            if heads.isdisjoint(head_of.values()):
+                return f"needs {needed}, and this checkpoint is served without one"
+            return "is a search that this checkpoint does not offer"
+    return "is unknown"
 
 
 def resolve_search(searches: Mapping[str, SearchKind], options: StreamOptions) -> StreamOptions:

@@ -33,7 +33,7 @@ from oasr_backend.serve.repository import (
 )
 from oasr_backend.serve.shm import remove_orphaned_regions, unowned_region_prefix
 from oasr_backend.serve.stubs import LEAST_HANG_LIMIT_S
-from oasr_backend.serve.trial import find_load_problems, loaded_models
+from oasr_backend.serve.trial import loaded_models, try_loads
 from oasr_backend.serve.watch import watch_over
 from oasr_backend.triton_backend.startup import settle_memory
 
@@ -154,7 +154,10 @@ def serve(  # noqa: PLR0913 - one parameter is one command-line option
         if check_only:
             said = ["all checks passed"]
             if "load" not in skipped:
-                _exit_on_problems(find_load_problems(install, settings), skipped)
+                loads = try_loads(install, settings)
+                for warning in loads.warnings:
+                    _stderr.print(escape(f"note: {warning}"))
+                _exit_on_problems(loads.problems, skipped)
                 said += [f"loaded {model}" for model in loaded_models(settings)]
             _stdout.print(escape("; ".join([*said, f"the server is {install.binary}"])))
         elif print_command:

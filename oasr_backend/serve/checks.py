@@ -50,6 +50,7 @@ REQUEST_BYTES = 16_000 * 4
 CHECKPOINT_FILES = ("train.yaml", "final.pt", "units.txt")
 # And one in icefall's, where the first may be a file of training such as epoch-30.pt.
 ICEFALL_FILES = ("pretrained.pt", "tokens.txt")
+ICEFALL_WEIGHTS = ("pretrained.pt", "epoch-*.pt", "checkpoint-*.pt")
 # Entry points of `checkpoints/installed.py`, which would take the time that PyTorch's import takes.
 READERS = "oasr_backend.readers"
 _MIB = 1 << 20
@@ -296,7 +297,8 @@ def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
         remedy += f", or a checkpoint of an installed reader ({', '.join(readers)}),"
     remedy += " by --checkpoint"
     if not folder.exists():
-        yield Problem("checkpoint", f"the checkpoint folder {folder} does not exist", remedy)
+        why = _what_stands_at(folder).removeprefix(f"{folder.name} ") or "does not exist"
+        yield Problem("checkpoint", f"the checkpoint folder {folder} {why}", remedy)
     elif folder.is_dir() and not any(folder.iterdir()):
         yield Problem("checkpoint", f"the checkpoint folder {folder} is empty", remedy)
     elif not readers:
@@ -304,14 +306,35 @@ def _checkpoint_problems(folder: Path) -> Iterator[Problem]:
         yield from _wenet_problems(folder, remedy)
 
 
+def _is_icefalls(folder: Path) -> bool:
+    """Whether icefall's reader opens the folder, and a file of WeNet's there is left over."""
+    config, *others = (os.path.lexists(folder / name) for name in CHECKPOINT_FILES)
+    if config and any(others):
+        return False
+    has_weights = any(any(folder.glob(pattern)) for pattern in ICEFALL_WEIGHTS)
+    return has_weights and os.path.lexists(folder / ICEFALL_FILES[1])
+
+
 def _wenet_problems(path: Path, remedy: str) -> Iterator[Problem]:
     if path.is_file() and path.name in CHECKPOINT_FILES:
         remedy = f"give its folder {path.parent} by --checkpoint"
         yield Problem("checkpoint", f"the checkpoint {path} is a file, not a folder", remedy)
     missing = [name for name in CHECKPOINT_FILES if not _is_filled(path / name)]
-    if missing and any((path / name).exists() for name in CHECKPOINT_FILES):
-        message = f"the checkpoint {path} lacks {', '.join(missing)} (absent or empty)"
+    there = [name for name in CHECKPOINT_FILES if os.path.lexists(path / name)]
+    if missing and there and not _is_icefalls(path):
+        message = f"the checkpoint {path} lacks {', '.join(missing)} ({_why_missing(path)})"
         yield Problem("checkpoint", message, remedy)
+
+
+def _why_missing(path: Path) -> str:
+    whys = [text for name in CHECKPOINT_FILES if (text := _what_stands_at(path / name))]
+    return "; ".join(whys) or "absent or empty"
+
+
+def _what_stands_at(path: Path) -> str:
+    if path.is_symlink() and not path.exists():
+        return f"{path.name} is a link to {os.readlink(path)}, which is not there"
+    return f"{path.name} is a folder" if path.is_dir() else ""
 
 
 def _is_filled(path: Path) -> bool:

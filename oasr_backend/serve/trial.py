@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from oasr_backend.config import ServingConfig
@@ -16,17 +17,31 @@ from oasr_backend.serve.overrides import CHECKPOINT_KEY, parameters_of
 from oasr_backend.serve.repository import ModelConfig, read_models
 from oasr_backend.triton_backend.overrides import merge_overrides, read_overrides
 
+#: As in `triton_backend.load`, whose import would take the time that PyTorch's takes.
+_WARNING = "warning: "
 
-def find_load_problems(install: TritonInstall, settings: ServerSettings) -> list[Problem]:
+
+@dataclass
+class Loads:
+    """What the loads of all models said; `warnings` name their models."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def try_loads(install: TritonInstall, settings: ServerSettings) -> Loads:
     """Takes the memory and time of a start. Models of other backends are left out."""
     environment = build_environment(install, settings)
     configs = read_models(settings.model_repository, settings.instances)
     ours = [config for config in configs if config.is_ours]
-    return [problem for config in ours for problem in _problems_of(config, environment)]
+    loads = Loads()
+    for config in ours:
+        _try_load(config, environment, loads)
+    return loads
 
 
 def loaded_models(settings: ServerSettings) -> list[str]:
-    """The models that `find_load_problems` loads, each with the path of its checkpoint."""
+    """The models that `try_loads` loads, each with the path of its checkpoint."""
     overrides = merge_overrides(read_overrides(), settings.overrides)
     configs = read_models(settings.model_repository, settings.instances)
     return [
@@ -42,7 +57,7 @@ def _checkpoint_of(config: ModelConfig, overrides: Mapping[str, str]) -> Path:
     return ServingConfig.from_parameters(given).model.resolve_checkpoint(config.directory)
 
 
-def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterator[Problem]:
+def _try_load(config: ModelConfig, environment: Mapping[str, str], loads: Loads) -> None:
     # The load has a process of its own, as in the server: its packages, variables and memory.
     command = [
         sys.executable,
@@ -62,8 +77,12 @@ def _problems_of(config: ModelConfig, environment: Mapping[str, str]) -> Iterato
         )
     except subprocess.TimeoutExpired:
         message = f"the model {config.name} was not loaded after {LOAD_TIMEOUT_S} s"
-        yield Problem("load", message, "give a smaller checkpoint or a faster device")
+        remedy = "give a smaller checkpoint or a faster device"
+        loads.problems.append(Problem("load", message, remedy))
         return
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
-        yield Problem("load", f"the model {config.name} cannot be loaded: {lines[-1]}")
+        message = f"the model {config.name} cannot be loaded: {lines[-1]}"
+        loads.problems.append(Problem("load", message))
+    told = [line.removeprefix(_WARNING) for line in lines if line.startswith(_WARNING)]
+    loads.warnings += [f"{config.name}: {text}" for text in dict.fromkeys(told)]

@@ -221,7 +221,7 @@ def load_tokenizer(
         text = Path(units_path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"units file {units_path} cannot be read ({error}); give UTF-8 lines 'symbol id'"
+            f"{units_path} cannot be read ({error}); give UTF-8 lines 'symbol id'"
         ) from error
     # Only line feeds end a line: a symbol may be a Unicode line separator.
     lines = [line for line in text.split("\n") if line.strip("\r")]

@@ -3,12 +3,14 @@
     python -m oasr_backend.triton_backend.load ARGUMENTS
 
 loads once and ends, with the cause on one line of stderr if it cannot: `oasr-serve --check-only`.
+Lines before it are warnings of the load, each behind `warning: `.
 ARGUMENTS are those of Triton's `initialize`, as JSON.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +27,8 @@ from oasr_backend.triton_backend.overrides import overrides_of, read_overrides
 
 #: Of one process: what Python does of a step keeps the steps of more cores waiting.
 MOST_STEPS = 8
+#: How a line of stderr begins that warns of a load.
+WARNING = "warning: "
 
 
 def read_config(args: Mapping[str, str]) -> ServingConfig:
@@ -159,8 +163,21 @@ def _check_idle_limits(config: ServingConfig, sequence_idle_s: float) -> None:
     )
 
 
+class _OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return WARNING + " ".join(record.getMessage().split())
+
+
+def _show_warnings() -> None:
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.WARNING)
+    handler.setFormatter(_OneLine())
+    logging.getLogger("oasr_backend").addHandler(handler)
+
+
 def main() -> None:
     args = json.loads(sys.argv[1])
+    _show_warnings()
     try:
         load_engine(args, read_config(args))
     except OasrError as error:

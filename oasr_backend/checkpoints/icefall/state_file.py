@@ -69,6 +69,9 @@ def _choose(loaded: Mapping[Any, Any], path: Path, *, averaged: bool) -> str:
             "take that out, or give a file of training"
         )
     if not there:
+        empty = [key for key in (_MODEL, _AVERAGE) if key in loaded]
+        if empty:
+            raise CheckpointError(f"{path}: {empty[0]!r} is empty, without one tensor; {_EXPORT}")
         held = ", ".join(repr(key) for key in list(loaded)[:5]) or "nothing at all"
         raise CheckpointError(
             f"{path} holds {held}, and a state dict is looked for under {_MODEL!r} and "

@@ -24,7 +24,7 @@ from oasr_backend.checkpoints.wenet.config import (
 )
 from oasr_backend.checkpoints.wenet.decoder import load_decoder
 from oasr_backend.checkpoints.wenet.encoder import load_encoder
-from oasr_backend.checkpoints.wenet.files import CONFIG, UNITS, WEIGHTS, needed
+from oasr_backend.checkpoints.wenet.files import CONFIG, UNITS, WEIGHTS, is_wenet, needed
 from oasr_backend.checkpoints.wenet.state_file import read_weights
 from oasr_backend.checkpoints.wenet.units import Units, read_units
 from oasr_backend.checkpoints.wenet.unused import account_for_rest
@@ -41,7 +41,7 @@ class WenetReader:
     file_names = (CONFIG, WEIGHTS, UNITS)
 
     def recognises(self, path: Path) -> bool:
-        return (path / CONFIG).is_file()
+        return is_wenet(path)
 
     def open(self, path: Path) -> WenetCheckpoint:
         """Reads every file but `final.pt`.

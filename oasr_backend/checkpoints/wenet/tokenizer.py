@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from oasr_backend.checkpoints.files import check_kind
+from oasr_backend.checkpoints.files import is_named
 from oasr_backend.checkpoints.wenet.config import section
+from oasr_backend.checkpoints.wenet.files import needed
 from oasr_backend.errors import CheckpointError
 from oasr_backend.text.tokenizer import UnitTokenizer, load_tokenizer
 
@@ -67,10 +68,7 @@ def _refuse(name: str, value: object, served: str) -> CheckpointError:
 def _bpe_model(directory: Path, options: Mapping[str, Any]) -> Path | None:
     name = options.get("bpe_path")
     path = directory / Path(str(name)).name if name else directory / "bpe.model"
-    if not path.is_file():
-        return None
-    check_kind(path)
-    return path
+    return needed(directory, path.name) if is_named(path) else None
 
 
 def _silent(directory: Path, options: Mapping[str, Any]) -> set[str]:

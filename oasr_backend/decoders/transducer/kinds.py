@@ -13,6 +13,12 @@ from oasr_backend.decoders.transducer.greedy import TransducerGreedySearch
 from oasr_backend.decoders.transducer.network import TransducerNetwork
 from oasr_backend.errors import ConfigError
 
+TRANSDUCER_GREEDY, TRANSDUCER_BEAM = "transducer_greedy", "transducer_beam"
+#: The heads that these searches read, by the names of the searches.
+TRANSDUCER_HEADS = MappingProxyType(
+    {TRANSDUCER_GREEDY: "transducer_greedy", TRANSDUCER_BEAM: "joiner"}
+)
+
 
 def transducer_searches(network: TransducerNetwork) -> Mapping[str, SearchKind]:
     """By name; the first is what a stream gets that names none."""
@@ -26,11 +32,11 @@ def transducer_searches(network: TransducerNetwork) -> Mapping[str, SearchKind]:
         return TransducerGreedySearch(network.blank_id)
 
     kinds = (
-        SearchKind("transducer_greedy", greedy, head="transducer_greedy"),
+        SearchKind(TRANSDUCER_GREEDY, greedy, head=TRANSDUCER_HEADS[TRANSDUCER_GREEDY]),
         SearchKind(
-            "transducer_beam",
+            TRANSDUCER_BEAM,
             partial(TransducerBeamSearch, network),
-            head="joiner",
+            head=TRANSDUCER_HEADS[TRANSDUCER_BEAM],
             honours=frozenset({"beam_size", "nbest", "hotwords", "use_lm"}),
             beam_size=4,
             rank=by_mean_score(network.context_size),
