@@ -123,9 +123,6 @@ def test_features_of_a_recording_are_the_goldens(name: str, chunk: int) -> None:
     assert error_TF.mean() < 1e-5
     signal_S = whole_signal(as_float32(pcm16_S), len(feats_TF))
     exact = exact_features(signal_S, ICEFALL_FBANK)
-    for each_TF in (found_TF, feats_TF):
-        off_TF = np.abs(each_TF - exact.log_mel_TF.numpy())
-        assert off_TF.max() < 1.5 * TOLERANCE
     assert (np.abs(found_TF - exact.log_mel_TF.numpy()) <= exact.bound_TF.numpy()).all()
 
 
