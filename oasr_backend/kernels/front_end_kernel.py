@@ -34,7 +34,7 @@ _WIDE_PLACES, _WIDE_CHANNELS = 32, 64
 #: Columns and channels of a depthwise program, which is one warp: two channels a thread.
 _COLUMNS, _DEPTHWISE_CHANNELS = 8, 64
 #: Places, hidden channels and warps of the two pointwise layers, by whether they are 16 bits wide.
-_POINTWISE = {True: (64, 64, 4), False: (32, 16, 4)}
+_POINTWISE = {True: (128, 64, 8), False: (32, 16, 4)}
 
 
 @triton.jit
