@@ -89,18 +89,26 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
     Raises CheckpointError for a file that cannot be read or holds anything else.
     """
-    loaded = load_torch_file(path)
-    if not isinstance(loaded, Mapping):
-        raise CheckpointError(
-            f"{path} holds a {type(loaded).__name__}, no tensors by name; {_save_again(path)}"
-        )
-    for name, value in loaded.items():
+    return tensors_by_name(load_torch_file(path), path, remedy=_save_again(path))
+
+
+def tensors_by_name(state: Any, path: Path, *, key: str = "", remedy: str) -> dict[str, Tensor]:
+    """What the file holds, at its top or under `key`, if that is tensors by name and nothing else.
+
+    Raises CheckpointError, which ends in the remedy, for anything else.
+    """
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        held = f"{kind} under {key!r}" if key else f"a {kind}"
+        raise CheckpointError(f"{path} holds {held}, no tensors by name; {remedy}")
+    for name, value in state.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            kind = type(value).__name__
+            held = f"{kind} under {key!r}, {name!r}" if key else f"a {kind} under {name!r}"
             raise CheckpointError(
-                f"{path} holds a {type(value).__name__} under {name!r}, where a tensor by its name "
-                f"is meant; {_save_again(path)}"
+                f"{path} holds {held}, where a tensor by its name is meant; {remedy}"
             )
-    return dict(loaded)
+    return dict(state)
 
 
 def _check_archive(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from oasr_backend.checkpoints.torch_file import load_torch_file
+from oasr_backend.checkpoints.torch_file import load_torch_file, tensors_by_name
 from oasr_backend.checkpoints.weights import Weights
 from oasr_backend.errors import CheckpointError
 
@@ -44,7 +44,7 @@ def read_state_file(path: Path, *, averaged: bool) -> StateFile:
     if loaded and all(isinstance(value, Tensor) for value in loaded.values()):
         loaded = {_MODEL: loaded}
     chosen = _choose(loaded, path, averaged=averaged)
-    tensors = _tensors(loaded[chosen], chosen, path)
+    tensors = tensors_by_name(loaded[chosen], path, key=chosen, remedy=_EXPORT)
     prefix = _prefix(tensors, path)
     left_out = sorted({_MODEL, _AVERAGE} & set(loaded) - {chosen})
     logger.info(
@@ -78,20 +78,6 @@ def _choose(loaded: Mapping[Any, Any], path: Path, *, averaged: bool) -> str:
             f"{_AVERAGE!r}; {_EXPORT}"
         )
     return _AVERAGE if averaged else there[0]
-
-
-def _tensors(state: Any, key: str, path: Path) -> dict[str, Tensor]:
-    if not isinstance(state, Mapping):
-        raise CheckpointError(
-            f"{path} holds {type(state).__name__} under {key!r}, no tensors by name; {_EXPORT}"
-        )
-    for name, value in state.items():
-        if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(
-                f"{path} holds {type(value).__name__} under {key!r}, {name!r}, where a tensor "
-                f"by its name is meant; {_EXPORT}"
-            )
-    return dict(state)
 
 
 def _prefix(tensors: Mapping[str, Tensor], path: Path) -> str:
